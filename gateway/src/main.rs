@@ -1,0 +1,2 @@
+//! gateway
+fn main() {}

@@ -1,0 +1,2 @@
+//! gpu-worker
+fn main() {}
