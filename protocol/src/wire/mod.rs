@@ -1,0 +1,3 @@
+//! Bytes on a link. The rule: a frame is verified once, whole, before any field is read.
+
+pub mod frame;
