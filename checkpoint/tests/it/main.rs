@@ -1,0 +1,4 @@
+//! Integration tests of the checkpoint crate.
+
+mod golden;
+mod vocabulary_file;
