@@ -1,3 +1,4 @@
 //! One binary of integration tests: everything through the public API, on real files in temporary directories.
 
+mod gguf;
 mod open;
