@@ -12,6 +12,7 @@ use crate::tokenizer::Tokenizer;
 
 mod error;
 mod guard;
+mod open;
 mod python;
 mod turns;
 

@@ -11,6 +11,7 @@ mod byte_pairs;
 mod error;
 mod gguf_vocab;
 mod hf_json;
+mod open;
 mod pipeline;
 mod splitting;
 mod vocabulary;
