@@ -7,15 +7,18 @@ use std::fmt;
 
 mod added;
 mod alphabet;
+mod byte_pairs;
 mod error;
 mod gguf_vocab;
 mod hf_json;
+mod open;
 mod pipeline;
 mod splitting;
 mod vocabulary;
+mod words;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use added::AddedTokens;
 pub use error::TokenizerError;
