@@ -5,10 +5,13 @@
 
 pub mod clock;
 pub mod config;
+pub mod engine;
 pub mod executor;
 pub mod grammar;
 pub mod kv;
 pub mod link;
 pub mod memory;
 pub mod metrics;
+pub mod scheduler;
+pub mod sequence;
 pub mod worker;
