@@ -3,6 +3,8 @@
 //! The rule: no text, no tenant's key, no HTTP. One engine thread plans, submits, collects and commits; nothing
 //! on it takes a lock.
 
+pub mod backend;
 pub mod executor;
 pub mod grammar;
 pub mod kv;
+pub mod model;
