@@ -2,9 +2,10 @@
 //! features they are compiled for.
 #![allow(unsafe_code)]
 
+mod attention;
 pub(crate) mod elementwise;
 mod matmul;
 mod source;
 
-pub(crate) use crate::portable::attention_tile;
+pub(crate) use attention::attention_tile;
 pub(crate) use matmul::matmul_tile;

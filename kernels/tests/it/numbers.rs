@@ -4,10 +4,10 @@
 use pons_kernels::Matrix;
 
 /// A small generator (splitmix64).
-pub struct Numbers(pub u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
-    pub fn next_u64(&mut self) -> u64 {
+    pub(crate) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -16,25 +16,25 @@ impl Numbers {
     }
 
     /// Between -1 and 1.
-    pub fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
     }
 
-    pub fn units(&mut self, count: usize) -> Vec<f32> {
+    pub(crate) fn units(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.unit()).collect()
     }
 }
 
 /// The formats a matrix can be stored in.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Format {
+pub(crate) enum Format {
     F32,
     Bf16,
     F16,
     Grouped { group: usize, bits: u32 },
 }
 
-pub const FORMATS: [Format; 7] = [
+pub(crate) const FORMATS: [Format; 7] = [
     Format::F32,
     Format::Bf16,
     Format::F16,
@@ -45,7 +45,7 @@ pub const FORMATS: [Format; 7] = [
 ];
 
 /// A matrix of weights of magnitude about one.
-pub fn matrix(format: Format, rows: usize, cols: usize, seed: u64) -> Matrix {
+pub(crate) fn matrix(format: Format, rows: usize, cols: usize, seed: u64) -> Matrix {
     let mut numbers = Numbers(seed);
     match format {
         Format::F32 => Matrix::from_f32(rows, cols, &numbers.units(rows * cols)),

@@ -31,7 +31,9 @@ fn rows_come_back_as_they_were_packed() {
 
 #[test]
 fn grouped_rows_are_scale_times_number_plus_minimum() {
-    for (rows, cols, group, bits) in [(3, 64_usize, 32_usize, 4), (40, 50, 16, 4), (33, 31, 32, 8), (65, 48, 16, 8)] {
+    for (rows, cols, group, bits) in
+        [(3, 64_usize, 32_usize, 4), (40, 50, 16, 4), (33, 31, 32, 8), (65, 48, 16, 8)]
+    {
         let groups = cols.div_ceil(group);
         let number = |row: usize, k: usize| ((row * 31 + k * 17) % (1 << bits)) as u8;
         let mut asked = Vec::new();
