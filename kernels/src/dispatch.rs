@@ -19,7 +19,9 @@ pub enum Isa {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
     /// The name is none that we know.
-    #[error("PONS_ISA is '{0}', which is no instruction set known here; use 'portable' or 'avx512', or unset it")]
+    #[error(
+        "PONS_ISA is '{0}', which is no instruction set known here; use 'portable' or 'avx512', or unset it"
+    )]
     Unknown(String),
     /// The processor lacks it.
     #[error("PONS_ISA asks for 'avx512', which this processor lacks; use 'portable', or unset it")]

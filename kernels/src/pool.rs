@@ -239,9 +239,9 @@ fn serve(shared: &Shared, index: usize) {
 
 /// Whether the gate was open and this worker is now counted inside.
 fn enter(shared: &Shared) -> bool {
-    let entered = shared.gate.fetch_update(Ordering::AcqRel, Ordering::Acquire, |gate| {
-        (gate & OPEN != 0).then(|| gate + 1)
-    });
+    let entered = shared
+        .gate
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |gate| (gate & OPEN != 0).then(|| gate + 1));
     entered.is_ok()
 }
 

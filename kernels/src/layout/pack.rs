@@ -76,7 +76,10 @@ fn pack_nibbles(out: &mut [u32], q: &[u8], start: usize, row: usize) {
             seen |= value;
             word |= u32::from(value) << (4 * index);
         }
-        assert!(seen < 16, "row {row} has a four-bit weight above 15; the row must be unpacked before packing");
+        assert!(
+            seen < 16,
+            "row {row} has a four-bit weight above 15; the row must be unpacked before packing"
+        );
         out[start + octet * STRIP] = word;
     }
 }

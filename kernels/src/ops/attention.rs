@@ -40,7 +40,10 @@ pub(crate) struct Tile<'a> {
 /// # Panics
 /// When a length does not fit, `heads` is no multiple of the arena's heads, sequences overlap or are out of order,
 /// or a table is too short or names a block that the arena lacks.
-#[expect(clippy::too_many_arguments, reason = "a kernel call names its operands; a struct would only rename them")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a kernel call names its operands; a struct would only rename them"
+)]
 pub fn attention(
     pool: &Pool,
     isa: Isa,
@@ -66,7 +69,13 @@ pub fn attention(
         for first in (0..seq.rows).step_by(rows_per_tile) {
             let rows = rows_per_tile.min(seq.rows - first);
             let (row, position) = (seq.first_row + first, seq.start as usize + first);
-            tiles.extend((0..kv_heads).map(|kv_head| Tile { row, rows, position, kv_head, table: seq.table }));
+            tiles.extend((0..kv_heads).map(|kv_head| Tile {
+                row,
+                rows,
+                position,
+                kv_head,
+                table: seq.table,
+            }));
         }
     }
     // The longest first, so that no thread is left with a long one at the end.

@@ -90,9 +90,8 @@ impl Grid {
 
     /// Neighbouring parts share their rows and differ in strips.
     fn tile(&self, part: usize) -> Tile {
-        let cut = |total: usize, parts: usize, index: usize| {
-            total * index / parts..total * (index + 1) / parts
-        };
+        let cut =
+            |total: usize, parts: usize, index: usize| total * index / parts..total * (index + 1) / parts;
         Tile {
             rows: cut(self.rows, self.row_parts, part / self.strip_parts),
             strips: cut(self.strips, self.strip_parts, part % self.strip_parts),
@@ -106,7 +105,9 @@ mod tests {
 
     #[test]
     fn parts_cover_every_row_and_strip_exactly_once() {
-        for (rows, strips, threads) in [(1, 1, 1), (1, 18, 2), (7, 3, 16), (192, 5, 2), (193, 48, 4), (1000, 7, 3)] {
+        for (rows, strips, threads) in
+            [(1, 1, 1), (1, 18, 2), (7, 3, 16), (192, 5, 2), (193, 48, 4), (1000, 7, 3)]
+        {
             let grid = Grid::new(rows, strips, threads);
             let mut seen = vec![0; rows * strips];
             for part in 0..grid.parts() {

@@ -10,7 +10,7 @@ mod share;
 pub use attention::attention;
 pub(crate) use attention::{Scene, Tile as AttentionTile};
 pub use elementwise::{add_assign, rms_norm, rope, silu_mul};
-pub use matmul::{matmul, matmul_bias};
 pub(crate) use matmul::{Product, Tile as ProductTile};
+pub use matmul::{matmul, matmul_bias};
 pub use reduce::{argmax, log_sum_exp, max};
 pub(crate) use share::Share;
