@@ -16,6 +16,7 @@ pub use role::Role;
 use crate::config::{ModelConfig, RopeLayout};
 use crate::error::{CheckpointError, Result};
 use crate::gguf;
+use crate::locate::KNOWN;
 use crate::tensor::Tensor;
 use source::Source;
 
@@ -77,9 +78,14 @@ impl Checkpoint {
         &self.fingerprint
     }
 
-    /// The model's name: the file's without its extension, or the directory's.
+    /// The model's name: that of a known model by its file, else the file's without its extension, or the directory's.
     #[must_use]
     pub fn name(&self) -> String {
+        let file = self.path.file_name().map(|name| name.to_string_lossy());
+        let known = KNOWN.iter().find(|known| file.as_deref() == Some(known.published_as));
+        if let Some(known) = known {
+            return known.name.to_owned();
+        }
         let name = if self.path.is_dir() { self.path.file_name() } else { self.path.file_stem() };
         name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
     }
