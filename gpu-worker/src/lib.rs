@@ -4,7 +4,10 @@
 //! on it takes a lock.
 
 pub mod backend;
+pub mod engine;
 pub mod executor;
 pub mod grammar;
 pub mod kv;
 pub mod model;
+pub mod scheduler;
+pub mod sequence;

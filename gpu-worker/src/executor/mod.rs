@@ -3,6 +3,7 @@
 //! The rule: the scheduler never sees a tensor, the executor never sees a tenant or a queue, and everything
 //! that crosses is plain data.
 
+pub mod fake;
 pub mod local;
 pub mod output;
 pub mod plan;
