@@ -3,6 +3,7 @@
 //! The rule: no text, no tenant's key, no HTTP. One engine thread plans, submits, collects and commits; nothing
 //! on it takes a lock.
 
+pub mod backend;
 pub mod clock;
 pub mod config;
 pub mod engine;
@@ -12,6 +13,7 @@ pub mod kv;
 pub mod link;
 pub mod memory;
 pub mod metrics;
+pub mod model;
 pub mod scheduler;
 pub mod sequence;
 pub mod worker;

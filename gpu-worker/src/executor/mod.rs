@@ -4,11 +4,13 @@
 //! that crosses is plain data.
 
 pub mod fake;
+pub mod local;
 pub mod output;
 pub mod plan;
 
+pub use local::{LocalConfig, LocalExecutor};
 pub use output::{RowOutput, StepResult};
-pub use plan::{BlockId, NewSequence, PlanItem, SlotId, StepPlan};
+pub use plan::{BlockId, NewSequence, PlanItem, PromptLogprobs, SlotId, StepPlan};
 
 /// What an executor can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

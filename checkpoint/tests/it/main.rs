@@ -1,0 +1,3 @@
+//! One binary of integration tests: everything through the public API, on real files in temporary directories.
+
+mod open;
