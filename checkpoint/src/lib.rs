@@ -3,6 +3,7 @@
 //! The rule of this crate: a model file is untrusted input. Malformed bytes give an error that names the place, never a
 //! panic, a hang, or an allocation larger than the file could justify.
 
+pub mod chat_template;
 pub mod config;
 pub mod error;
 #[cfg(feature = "fixture")]
@@ -15,6 +16,7 @@ pub mod pull;
 pub mod quant;
 pub mod safetensors;
 pub mod tensor;
+pub mod tokenizer;
 
 pub use config::{Family, ModelConfig, RopeLayout, RopeScaling};
 pub use error::{CheckpointError, Result};
