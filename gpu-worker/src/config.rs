@@ -172,7 +172,10 @@ impl Settings {
             threads,
             kv_bytes: raw.kv_memory.as_deref().map(parse_bytes).transpose()?,
             max_sequences: within("max-sequences", raw.max_sequences, 1, MAX_SEQUENCES)?,
-            context_tokens: raw.context.map(|tokens| within("context", tokens, 32, u32::MAX / 2)).transpose()?,
+            context_tokens: raw
+                .context
+                .map(|tokens| within("context", tokens, 32, u32::MAX / 2))
+                .transpose()?,
             step_tokens: raw
                 .step_tokens
                 .map(|tokens| within("step-tokens", tokens, MIN_STEP_TOKENS, MAX_STEP_TOKENS))
@@ -217,7 +220,11 @@ impl Settings {
         if blocks < 2 {
             let least = block_bytes.saturating_mul(2);
             let value = format!("{} bytes", self.kv_bytes.unwrap_or(0));
-            return Err(error("kv-memory", value, format!("give at least {least} bytes, enough for two blocks")));
+            return Err(error(
+                "kv-memory",
+                value,
+                format!("give at least {least} bytes, enough for two blocks"),
+            ));
         }
         u32::try_from(blocks).map_err(|_| {
             error("kv-memory", format!("{blocks} blocks"), "give less memory; at most 4294967295 blocks fit")
@@ -248,7 +255,11 @@ fn parse_listen(text: &str) -> Result<ListenAddress, ConfigError> {
         Some(("unix", path)) if !path.is_empty() => {
             // The address of a unix socket holds 108 bytes with its closing zero.
             if path.len() > 107 {
-                return Err(error("listen", text, "a unix socket path has at most 107 bytes; give a shorter one"));
+                return Err(error(
+                    "listen",
+                    text,
+                    "a unix socket path has at most 107 bytes; give a shorter one",
+                ));
             }
             Ok(ListenAddress::Unix(PathBuf::from(path)))
         }
@@ -277,8 +288,10 @@ fn parse_bytes(text: &str) -> Result<u64, ConfigError> {
     ];
     let refused = || error("kv-memory", text, "give a size with a unit, such as 2GiB or 512MiB");
     let trimmed = text.trim();
-    let (digits, unit) =
-        UNITS.iter().find_map(|&(name, unit)| Some((trimmed.strip_suffix(name)?, unit))).ok_or_else(refused)?;
+    let (digits, unit) = UNITS
+        .iter()
+        .find_map(|&(name, unit)| Some((trimmed.strip_suffix(name)?, unit)))
+        .ok_or_else(refused)?;
     let number: f64 = digits.trim().parse().map_err(|_| refused())?;
     let bytes = number * unit as f64;
     if !(bytes.is_finite() && (1.0..=(1u64 << 50) as f64).contains(&bytes)) {

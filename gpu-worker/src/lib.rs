@@ -4,6 +4,7 @@
 //! on it takes a lock.
 
 pub mod backend;
+pub mod calibrate;
 pub mod clock;
 pub mod config;
 pub mod engine;
@@ -16,4 +17,5 @@ pub mod metrics;
 pub mod model;
 pub mod scheduler;
 pub mod sequence;
+pub mod vocabulary;
 pub mod worker;

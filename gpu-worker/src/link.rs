@@ -91,10 +91,11 @@ impl Listener {
             ListenAddress::Tcp(address) => {
                 let refused = |reason| LinkError::Refused { address: format!("tcp:{address}"), reason };
                 let candidates: Vec<_> = address.to_socket_addrs().map_err(refused)?.collect();
-                let listener = TcpListener::bind(candidates.as_slice()).map_err(|reason| match reason.kind() {
-                    io::ErrorKind::AddrInUse => LinkError::InUse(format!("tcp:{address}")),
-                    _ => refused(reason),
-                })?;
+                let listener =
+                    TcpListener::bind(candidates.as_slice()).map_err(|reason| match reason.kind() {
+                        io::ErrorKind::AddrInUse => LinkError::InUse(format!("tcp:{address}")),
+                        _ => refused(reason),
+                    })?;
                 let actual = listener.local_addr().map_err(refused)?;
                 let acceptor = Acceptor::Tcp(listener);
                 Ok(Self { acceptor, socket_file: None, address: format!("tcp:{actual}") })

@@ -27,7 +27,12 @@ pub fn available_bytes() -> u64 {
 
 /// Number of KV blocks: the smallest of the memory share and what `max_sequences` full contexts need, and at
 /// least one full context, without which nothing long could run.
-pub fn default_blocks(available_bytes: u64, block_bytes: u64, blocks_per_sequence: u64, max_sequences: u64) -> u64 {
+pub fn default_blocks(
+    available_bytes: u64,
+    block_bytes: u64,
+    blocks_per_sequence: u64,
+    max_sequences: u64,
+) -> u64 {
     let affordable = available_bytes / SHARE_OF * SHARE / block_bytes.max(1);
     let useful = blocks_per_sequence.saturating_mul(max_sequences);
     affordable.min(useful).max(blocks_per_sequence)

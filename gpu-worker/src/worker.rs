@@ -186,7 +186,8 @@ impl<E: ModelExecutor> Worker<E> {
 
     /// Blocks until a command arrives, or the given time has passed, or it is time to stop.
     fn wait(&mut self, limit: Option<Duration>) {
-        let stop_in = self.stop_by_us.map(|by_us| Duration::from_micros(by_us.saturating_sub(self.clock.now_us())));
+        let stop_in =
+            self.stop_by_us.map(|by_us| Duration::from_micros(by_us.saturating_sub(self.clock.now_us())));
         let command = match [limit, stop_in].into_iter().flatten().min() {
             Some(limit) => self.inbox.recv_timeout(limit),
             None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -241,7 +242,10 @@ impl<E: ModelExecutor> Worker<E> {
             }
             let Some(ours) = self.routes.add(link, theirs) else {
                 let message = format!("sequence {theirs} is live already; choose another id");
-                self.reject(link, Rejection { sequence: theirs, reason: RejectReason::BadParameter, message });
+                self.reject(
+                    link,
+                    Rejection { sequence: theirs, reason: RejectReason::BadParameter, message },
+                );
                 continue;
             };
             submit.sequence = ours;
@@ -270,7 +274,8 @@ impl<E: ModelExecutor> Worker<E> {
     }
 
     fn compile(&mut self, job: CompileJob) {
-        let refused = if self.pending.len() > MAX_COMPILING { Err(job.sequences) } else { self.compiler.push(job) };
+        let refused =
+            if self.pending.len() > MAX_COMPILING { Err(job.sequences) } else { self.compiler.push(job) };
         for ours in refused.err().unwrap_or_default() {
             self.pending.remove(&ours);
             let message = "too many grammars wait to be compiled; retry later".to_owned();
@@ -289,8 +294,13 @@ impl<E: ModelExecutor> Worker<E> {
             if submit.queue_timeout_ms > 0 {
                 let left = u64::from(submit.queue_timeout_ms).saturating_sub(waited_ms);
                 if left == 0 {
-                    let message = format!("compiling its grammar took {waited_ms} ms, longer than it may wait");
-                    self.reject_ours(Rejection { sequence: ours, reason: RejectReason::QueueTimeout, message });
+                    let message =
+                        format!("compiling its grammar took {waited_ms} ms, longer than it may wait");
+                    self.reject_ours(Rejection {
+                        sequence: ours,
+                        reason: RejectReason::QueueTimeout,
+                        message,
+                    });
                     continue;
                 }
                 submit.queue_timeout_ms = u32::try_from(left).unwrap_or(u32::MAX);
@@ -329,7 +339,8 @@ impl<E: ModelExecutor> Worker<E> {
     fn reject_ours(&mut self, mut rejection: Rejection) {
         let Some(route) = self.routes.remove(rejection.sequence) else { return };
         // Nobody outside knows our number.
-        rejection.message = rejection.message.replace(&rejection.sequence.to_string(), &route.theirs.to_string());
+        rejection.message =
+            rejection.message.replace(&rejection.sequence.to_string(), &route.theirs.to_string());
         rejection.sequence = route.theirs;
         self.reject(route.link, rejection);
     }

@@ -10,6 +10,7 @@ mod alphabet;
 mod error;
 mod gguf_vocab;
 mod hf_json;
+mod of_checkpoint;
 mod pipeline;
 mod splitting;
 mod vocabulary;

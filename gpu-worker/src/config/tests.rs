@@ -48,7 +48,8 @@ fn errors_name_the_field_the_value_and_the_remedy() {
     assert_eq!(error.to_string(), "--threads is 0: give a number from 1 to 1024");
     let error = resolve(&["--context", "4096"]).expect("valid").context_for(2048).expect_err("too long");
     assert!(error.to_string().starts_with("--context is 4096: the model was trained for 2048 tokens"));
-    let error = resolve(&["--kv-memory", "1kB"]).expect("valid").blocks_for(4096, 16, 256).expect_err("too small");
+    let error =
+        resolve(&["--kv-memory", "1kB"]).expect("valid").blocks_for(4096, 16, 256).expect_err("too small");
     assert_eq!((error.field, error.value.as_str()), ("kv-memory", "1000 bytes"));
 }
 

@@ -83,8 +83,9 @@ impl Outgoing {
 /// About the size of a message's frame; the same for the same message.
 fn estimated_bytes(message: &FromBrain) -> usize {
     const FIXED: usize = 128;
-    let logprobs =
-        |positions: &[TokenLogprobs]| positions.iter().map(|position| 8 + 8 * position.top.len()).sum::<usize>();
+    let logprobs = |positions: &[TokenLogprobs]| {
+        positions.iter().map(|position| 8 + 8 * position.top.len()).sum::<usize>()
+    };
     let output = |output: &SequenceOutput| {
         FIXED + 4 * output.tokens.len() + logprobs(&output.logprobs) + logprobs(&output.prompt_logprobs)
     };

@@ -143,7 +143,10 @@ mod tests {
         assert_eq!(routes.ours(LinkId(2), SequenceId(7)), Some(second));
         assert_eq!(routes.add(LinkId(1), SequenceId(7)), None, "it is live");
         assert_eq!(routes.remove(first), Some(Route { link: LinkId(1), theirs: SequenceId(7) }));
-        assert!(routes.add(LinkId(1), SequenceId(7)).is_some_and(|ours| ours != first), "numbers are not reused");
+        assert!(
+            routes.add(LinkId(1), SequenceId(7)).is_some_and(|ours| ours != first),
+            "numbers are not reused"
+        );
         assert!(routes.is_consistent());
     }
 
