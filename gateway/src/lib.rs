@@ -1,4 +1,5 @@
 //! The gateway.
 
 pub mod error;
+pub mod openai;
 pub mod text;
