@@ -1,1 +1,5 @@
-//! gateway
+//! The gateway.
+
+pub mod error;
+pub mod openai;
+pub mod text;
