@@ -1,1 +1,4 @@
-//! gateway
+//! The gateway.
+
+pub mod error;
+pub mod text;
