@@ -1,1 +1,10 @@
-//! gateway
+//! The gateway: OpenAI HTTP surface, text, tenants, durable state, supervisor, command line.
+//!
+//! The rule it keeps: text exists only here, and everything that waits, buffers or loops has a bound.
+
+pub mod brain;
+pub mod config;
+pub mod error;
+pub mod openai;
+pub mod store;
+pub mod telemetry;
