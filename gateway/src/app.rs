@@ -2,6 +2,7 @@
 //! few instructions or is an atomic.
 
 use crate::brain::BrainPool;
+use crate::brains::Brains;
 use crate::config::{ModelConfig, ResolvedConfig};
 use crate::error::ApiError;
 use crate::openai::ServedModel;
@@ -18,14 +19,13 @@ use tokio_util::sync::CancellationToken;
 const MAX_UNREAD_BODIES: usize = 64;
 
 /// The gateway's shared state.
-#[derive(Debug)]
 pub struct App {
     /// The configuration.
     pub config: ResolvedConfig,
     /// Durable state.
     pub store: Store,
     /// The brains.
-    pub pool: BrainPool,
+    pub brains: Brains,
     /// Metrics.
     pub metrics: Metrics,
     /// One permit for each generating request.
@@ -47,7 +47,7 @@ impl App {
     pub fn new(
         config: ResolvedConfig,
         store: Store,
-        pool: BrainPool,
+        brains: Brains,
         admin_token: &str,
     ) -> Result<Self, StoreError> {
         let keys = RwLock::new(Arc::new(store.load_key_ring()?));
@@ -63,8 +63,13 @@ impl App {
             admin_token: hash_key(admin_token),
             config,
             store,
-            pool,
+            brains,
         })
+    }
+
+    /// The links to the brains.
+    pub fn pool(&self) -> &BrainPool {
+        self.brains.pool()
     }
 
     /// The valid keys as of now.
@@ -92,7 +97,7 @@ impl App {
 
     /// The model, or the error that says whether it is unknown or not up yet.
     pub fn model(&self, name: &str) -> Result<Arc<ServedModel>, ApiError> {
-        if let Some(model) = self.pool.find(name) {
+        if let Some(model) = self.pool().find(name) {
             return Ok(model);
         }
         if self.model_config(name).is_some() {
@@ -114,4 +119,10 @@ pub(crate) fn random_id(length: usize) -> String {
 pub(crate) fn now_ms() -> u64 {
     let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(age.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl std::fmt::Debug for App {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("App").field("listen", &self.config.listen).finish_non_exhaustive()
+    }
 }

@@ -11,7 +11,7 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-pub use model::{BrainAddress, ModelConfig, Prices, RawModel};
+pub use model::{ModelConfig, Prices, RawModel};
 
 /// Model that is served when none is named.
 pub const DEFAULT_MODEL: &str = "smollm2-135m";

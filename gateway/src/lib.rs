@@ -17,4 +17,6 @@ pub mod server;
 pub mod shutdown;
 pub mod stack;
 pub mod store;
+pub mod supervisor;
 pub mod telemetry;
+pub mod text;

@@ -2,7 +2,7 @@
 //! [`RunningServer::shutdown`] nothing of it runs.
 
 use crate::app::{App, random_id};
-use crate::brains::{self, Brains, BrainsError};
+use crate::brains::{self, BrainsError};
 use crate::config::ResolvedConfig;
 use crate::layer::slow_reader::SlowReaderGuard;
 use crate::stack;
@@ -29,6 +29,9 @@ const MAX_STREAMS: u32 = 256;
 
 /// How long answers may take to be written after what they wait for was aborted.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How long brains may take to end; nothing runs on them any more.
+const BRAINS_GRACE: Duration = Duration::from_secs(5);
 
 /// Pause after the system refused a connection, so that a lack of descriptors doesn't become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
@@ -69,7 +72,6 @@ pub struct RunningServer {
     admin_file: AdminFile,
     connections: TaskTracker,
     accepting: JoinHandle<()>,
-    brains: Option<Brains>,
 }
 
 /// Starts everything: state, brains, listener. Must be called inside a tokio runtime.
@@ -84,11 +86,11 @@ pub async fn start(mut config: ResolvedConfig) -> Result<RunningServer, ServerEr
     let admin_token = format!("pons-admin-{}", random_id(43));
     let admin_file = AdminFile::write(&config.state_dir, address, &admin_token)
         .map_err(|(path, error)| ServerError::AdminFile { path, reason: error.to_string() })?;
-    let app = Arc::new(App::new(config, store, brains.pool(), &admin_token)?);
+    let app = Arc::new(App::new(config, store, brains, &admin_token)?);
     let connections = TaskTracker::new();
     let accepting = tokio::spawn(accept(Arc::clone(&app), listener, connections.clone()));
     tracing::info!(%address, "listening");
-    Ok(RunningServer { app, address, admin_token, admin_file, connections, accepting, brains: Some(brains) })
+    Ok(RunningServer { app, address, admin_token, admin_file, connections, accepting })
 }
 
 impl RunningServer {
@@ -109,7 +111,7 @@ impl RunningServer {
 
     /// Stops in order: no new connections, running requests finish or are ended after the drain time, then the
     /// brains stop, then the store closes.
-    pub async fn shutdown(mut self) {
+    pub async fn shutdown(self) {
         self.app.draining.cancel();
         self.accepting.abort();
         self.connections.close();
@@ -120,9 +122,7 @@ impl RunningServer {
             // An idle connection has nothing to say, and a stuck one had its time.
             let _ = tokio::time::timeout(LAST_WORDS, self.connections.wait()).await;
         }
-        if let Some(brains) = self.brains.take() {
-            brains.stop().await;
-        }
+        self.app.brains.stop(BRAINS_GRACE).await;
         self.admin_file.remove();
         let store = self.app.store.clone();
         // Joining the writer thread blocks, which a network thread must not.

@@ -1,7 +1,9 @@
 //! One served model. The rule: a model has exactly one source, a brain we start or a brain at an address.
 
+use crate::brain::BrainAddress;
+
 use super::{ConfigError, DEFAULT_MODEL, MAX_MODELS};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::path::PathBuf;
 
 /// A model as the file has it.
@@ -34,51 +36,6 @@ impl RawModel {
             argument.to_owned()
         };
         Self { name: Some(name), path: Some(argument.to_owned()), ..Self::default() }
-    }
-}
-
-/// Where a brain listens.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(into = "String")]
-pub enum BrainAddress {
-    /// A Unix socket.
-    Unix(PathBuf),
-    /// `host:port`.
-    Tcp(String),
-}
-
-impl std::str::FromStr for BrainAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
-            return Ok(Self::Unix(PathBuf::from(path)));
-        }
-        match text.strip_prefix("tcp:") {
-            Some(rest)
-                if rest
-                    .rsplit_once(':')
-                    .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) =>
-            {
-                Ok(Self::Tcp(rest.to_owned()))
-            }
-            _ => Err("write unix:PATH or tcp:HOST:PORT".to_owned()),
-        }
-    }
-}
-
-impl std::fmt::Display for BrainAddress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp(address) => write!(f, "tcp:{address}"),
-        }
-    }
-}
-
-impl From<BrainAddress> for String {
-    fn from(address: BrainAddress) -> Self {
-        address.to_string()
     }
 }
 
@@ -116,7 +73,7 @@ pub struct ModelConfig {
     /// elsewhere.
     pub path: String,
     /// Address of a brain that somebody else runs; without it the gateway starts one.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text")]
     pub brain: Option<BrainAddress>,
     /// Compute threads of the brain.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -139,6 +96,10 @@ pub struct ModelConfig {
     /// What its tokens cost.
     #[serde(flatten)]
     pub prices: Prices,
+}
+
+fn as_text<S: Serializer>(address: &Option<BrainAddress>, out: S) -> Result<S::Ok, S::Error> {
+    out.collect_str(&address.as_ref().map(BrainAddress::to_string).unwrap_or_default())
 }
 
 pub(super) fn resolve(mut raw: Vec<RawModel>) -> Result<Vec<ModelConfig>, ConfigError> {

@@ -38,7 +38,7 @@ pub(super) async fn handle(call: Call<'_>, incoming: &mut Option<Incoming>) -> R
         sequences,
         timeouts: timeouts(&app),
     };
-    let generation = app.pool.generate(&model, request).await?;
+    let generation = app.pool().generate(&model, request).await?;
     let ticket = Ticket {
         app: Arc::clone(&app),
         arrival: call.arrival.clone(),

@@ -15,7 +15,7 @@ pub(super) fn health() -> Reply {
 }
 
 pub(super) fn ready(app: &App) -> Reply {
-    let brains = app.pool.status();
+    let brains = app.pool().status();
     let all = app.config.models.iter().all(|model| brains.iter().any(|b| b.model == model.name && alive(b)));
     let ready = all && !app.draining.is_cancelled();
     reply_body::empty(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
@@ -34,6 +34,6 @@ pub(super) fn version() -> Reply {
 }
 
 pub(super) fn metrics(app: &App) -> Reply {
-    let text = app.metrics.scrape(&app.pool.status(), &app.store.take_commit_seconds());
+    let text = app.metrics.scrape(&app.pool().status(), &app.brains.restarts(), &app.store.take_commit_seconds());
     reply_body::whole(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text)
 }

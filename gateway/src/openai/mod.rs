@@ -7,11 +7,8 @@ use pons_protocol::sampling::{Grammar, SamplingParams, StopParams};
 use serde_json::Value;
 use std::sync::Arc;
 
-#[derive(Debug)]
-pub struct ServedModel {
-    pub name: String,
-    pub created: u64,
-}
+mod served;
+pub use served::{RequestLimits, ServedModel};
 #[derive(Debug)]
 pub struct RequestContext {
     pub id: String,

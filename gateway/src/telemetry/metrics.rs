@@ -13,6 +13,9 @@ use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+/// Largest age that is reported.
+const MAX_AGE_MS: u64 = 365 * 24 * 3600 * 1000;
+
 /// The label of a model that is not configured.
 const OTHER: &str = "other";
 
@@ -218,9 +221,13 @@ impl Metrics {
     }
 
     /// The text of a scrape. The brains' state and the commits are those since the last one.
-    pub fn scrape(&self, brains: &[BrainStatus], commit_seconds: &[f64]) -> String {
+    pub fn scrape(&self, brains: &[BrainStatus], restarts: &[(String, u64)], commit_seconds: &[f64]) -> String {
         for brain in brains {
             self.record_brain(brain);
+        }
+        for (model, count) in restarts {
+            let labels = ModelLabels { model: self.model_label(model) };
+            self.restarts.get_or_create(&labels).set(i64::try_from(*count).unwrap_or(i64::MAX));
         }
         for seconds in commit_seconds {
             self.commit_seconds.observe(*seconds);
@@ -245,9 +252,9 @@ impl Metrics {
         let capacity = &brain.capacity;
         self.running.get_or_create(&labels).set(i64::from(capacity.running));
         self.waiting.get_or_create(&labels).set(i64::from(capacity.waiting));
-        self.restarts.get_or_create(&labels).set(brain.restarts as i64);
         self.connected.get_or_create(&labels).set(i64::from(brain.connected));
-        let age_ms = brain.last_heard_age_ms.max(capacity.step_age_ms);
+        // Before the first sign of life the age is the largest number; a year says as much.
+        let age_ms = brain.last_heard_age_ms.max(capacity.step_age_ms).min(MAX_AGE_MS);
         self.step_age.get_or_create(&labels).set(age_ms as f64 / 1000.0);
         for (state, blocks) in [
             ("free", capacity.blocks_free),
