@@ -1,0 +1,4 @@
+mod parameters;
+mod streams;
+mod structure;
+mod tools;
