@@ -116,7 +116,6 @@ pub(super) fn context() -> RequestContext {
 pub(super) enum Ends {
     Eos,
     Length,
-    Grammar,
 }
 
 /// What the engine says for one sequence.
@@ -153,7 +152,6 @@ impl Script {
         let reason = match self.ends {
             Ends::Eos => FinishReason::Eos,
             Ends::Length => FinishReason::Length,
-            Ends::Grammar => FinishReason::GrammarEnd,
         };
         let finish = Finish {
             reason,

@@ -1,3 +1,4 @@
+mod grammars;
 mod parameters;
 mod streams;
 mod structure;

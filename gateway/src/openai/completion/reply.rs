@@ -110,9 +110,9 @@ impl CompletionReply {
         let state = candidate.push(output);
         if self.streams() {
             let done = state != ChoiceState::Open;
-            let waits = self.candidates[index].text.is_empty()
-                && !(self.shape.echo && !self.candidates[index].echoed);
-            if done || !waits {
+            let candidate = &self.candidates[index];
+            let shows = !candidate.text.is_empty() || (self.shape.echo && !candidate.echoed);
+            if done || shows {
                 self.frame(index, out);
             }
         }
