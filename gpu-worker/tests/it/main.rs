@@ -1,0 +1,4 @@
+//! One binary of integration tests: the brain as a process, and its parts through the public API.
+
+mod brain;
+mod client;
