@@ -1,0 +1,5 @@
+//! Integration tests of the brain. One binary, so that the crate is linked once.
+
+mod drive;
+mod golden;
+mod reference;
