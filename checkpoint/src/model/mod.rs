@@ -4,8 +4,6 @@
 
 mod role;
 mod source;
-#[cfg(test)]
-mod tests;
 
 use std::path::{Path, PathBuf};
 

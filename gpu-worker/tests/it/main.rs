@@ -1,4 +1,7 @@
-//! One binary of integration tests: the brain as a process, and its parts through the public API.
+//! Integration tests of the brain. One binary, so that the crate is linked once.
 
 mod brain;
 mod client;
+mod drive;
+mod golden;
+mod reference;
