@@ -107,8 +107,8 @@ pub(crate) fn command(dir: &Path, socket: &Path) -> Command {
 }
 
 /// One link.
-pub(crate) struct Gateway {
-    stream: UnixStream,
+pub(crate) struct Gateway<S = UnixStream> {
+    stream: S,
     frames: FrameReader,
     encoder: Encoder,
 }
@@ -118,6 +118,13 @@ impl Gateway {
     pub(crate) fn unheard(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).expect("the brain listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
+        Self::over(stream)
+    }
+}
+
+impl<S: Read + Write> Gateway<S> {
+    /// A link over a stream.
+    pub(crate) fn over(stream: S) -> Self {
         Self { stream, frames: FrameReader::new(), encoder: Encoder::new() }
     }
 

@@ -5,3 +5,4 @@ mod client;
 mod drive;
 mod golden;
 mod reference;
+mod worker;
