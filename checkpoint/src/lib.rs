@@ -18,8 +18,10 @@ pub mod safetensors;
 pub mod tensor;
 pub mod tokenizer;
 
+pub use chat_template::{ChatInput, ChatTemplate, RenderedPrompt, TemplateError};
 pub use config::{Family, ModelConfig, RopeLayout, RopeScaling};
 pub use error::{CheckpointError, Result};
 pub use gguf::Gguf;
 pub use model::{Checkpoint, Role};
 pub use tensor::{Dtype, Tensor};
+pub use tokenizer::{Tokenizer, TokenizerError};

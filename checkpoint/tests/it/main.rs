@@ -7,4 +7,5 @@ mod gguf;
 mod golden;
 mod huggingface;
 mod open;
+mod text_of_models;
 mod vocabulary_file;
