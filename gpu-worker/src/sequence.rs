@@ -147,8 +147,8 @@ impl Sequence {
         self.output_tokens() < self.stop.max_tokens
     }
 
-    /// Whether log probabilities of prompt tokens are still owed; an earlier run has delivered them with its
-    /// first token. All positions must be computed for them, so the cache is of no use.
+    /// Whether log probabilities of prompt tokens are still to be computed; an earlier run has delivered them with
+    /// its first token. All positions must be computed for them, so the cache is of no use.
     pub fn owes_prompt_logprobs(&self) -> bool {
         self.sampling.prompt_logprobs.is_some()
             && self.generated.is_empty()
