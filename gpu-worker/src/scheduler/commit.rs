@@ -100,7 +100,7 @@ impl Scheduler {
     fn index_full_blocks(&mut self, sequence: &mut Sequence) {
         let full_blocks = (sequence.progress.computed / BLOCK_TOKENS) as usize;
         for position in sequence.progress.indexed..full_blocks {
-            let tokens = sequence.block_tokens(position);
+            let tokens = sequence.block_tokens(position).into_owned();
             let hash = sequence.progress.hashes[position];
             if sequence.progress.announced.contains(&position) {
                 sequence.progress.announced.start = position + 1;

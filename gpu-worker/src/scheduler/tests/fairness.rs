@@ -61,7 +61,7 @@ fn cached_prompt_tokens_cost_less_than_computed_ones() {
     bench.submit(of_tenant(1, request(1, words(1, 33), 1)));
     bench.submit(of_tenant(1, request(2, words(1, 33), 1)));
     bench.submit(of_tenant(1, request(3, words(3, 10), 1)));
-    while !bench.got.get(&SequenceId(1)).is_some_and(|got| got.finish.is_some()) {
+    while bench.got.get(&SequenceId(1)).is_none_or(|got| got.finish.is_none()) {
         bench.step();
     }
     let weights = bench.engine.scheduler().config.weights;

@@ -192,6 +192,8 @@ fn times_are_taken_from_the_moments_given() {
     assert_eq!((capacity.steps, capacity.step_us, capacity.step_tokens), (5, 1010, 1));
     assert_eq!((capacity.prompt_tokens_total, capacity.output_tokens_total), (48, 4));
     assert_eq!(capacity.step_age_ms, 0, "there is nothing to do");
-    bench.submit(request(3, words(3, 32), 3));
-    assert_eq!(bench.engine.capacity(bench.now_us() + 5000).step_age_ms, 5);
+    let later_us = bench.now_us() + 3_600_000_000;
+    bench.engine.submit(request(3, words(3, 32), 3), None, later_us).unwrap();
+    let age_ms = bench.engine.capacity(later_us + 5000).step_age_ms;
+    assert_eq!(age_ms, 5, "an hour without work is not the age of a step");
 }

@@ -24,14 +24,16 @@ fn a_full_queue_refuses_by_count_and_counts_only_those_that_cannot_start() {
 
 #[test]
 fn a_full_queue_refuses_by_tokens_but_one_sequence_may_always_wait() {
-    let mut bench = Bench::new(limits(64, 2, 64), SchedulerConfig { max_waiting_tokens: 50, ..config() });
+    let mut bench = Bench::new(limits(4, 2, 64), SchedulerConfig { max_waiting_tokens: 5, ..config() });
     bench.submit(request(1, words(1, 60), 2));
     let rejection = refused(&mut bench, request(2, words(2, 10), 2));
     assert_eq!(rejection.reason, RejectReason::QueueFull);
     assert!(rejection.message.contains("70 prompt tokens"), "{}", rejection.message);
     bench.step();
-    bench.submit(request(2, words(2, 10), 2));
-    assert_eq!(bench.capacity().waiting_tokens, 10);
+    bench.submit(request(2, words(2, 5), 2));
+    assert_eq!(bench.capacity().waiting_tokens, 5);
+    let rejection = refused(&mut bench, request(3, words(3, 10), 2));
+    assert!(rejection.message.contains("15 prompt tokens"), "{}", rejection.message);
 }
 
 #[test]
