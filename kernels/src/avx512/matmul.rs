@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
+use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -22,14 +23,27 @@ const FEW_ROWS: usize = 8;
 /// The most rows whose sums are in registers together: 24 sums, 2 weights and an input.
 const MOST_ROWS: usize = 12;
 
-/// A panel on a thread's stack, on a cache line.
+/// Strips whose sums are taken up together panel after panel, so that a panel's inputs are fetched once for all.
+const STRIPS_TOGETHER: usize = 8;
+
+/// An unpacked panel on a thread's stack, on a cache line.
 #[repr(align(64))]
 struct PanelBuffer([MaybeUninit<f32>; PANEL * STRIP]);
+
+thread_local! {
+    /// One panel's inputs of all rows of a part, side by side: rows of a power-of-two width would otherwise fall
+    /// into the same few places of the cache. Kept, because it is asked for in every product.
+    static INPUTS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The operands as the inner loops see them.
 #[derive(Clone, Copy)]
 struct Operands {
+    /// Inputs: that of row `row` and input `k` is at `(row - x_row) * x_stride + (k - x_start)`.
     x: *const f32,
+    x_row: usize,
+    x_start: usize,
+    x_stride: usize,
     bias: Option<*const f32>,
     out: *mut f32,
     n: usize,
@@ -42,7 +56,8 @@ pub(crate) fn matmul_tile(product: &Product<'_>, tile: &ProductTile, out: Share<
     let (n, cols) = (w.rows(), w.cols());
     assert!(tile.rows.end * cols <= product.x.len() && tile.rows.end * n <= out.len(), "{tile:?}");
     assert!(tile.strips.end <= w.strips() && product.bias.is_none_or(|bias| bias.len() == n), "{tile:?}");
-    let operands = Operands { x: product.x.as_ptr(), bias, out: out.pointer(), n, k: cols };
+    let (x, out) = (product.x.as_ptr(), out.pointer());
+    let operands = Operands { x, x_row: 0, x_start: 0, x_stride: cols, bias, out, n, k: cols };
     // SAFETY: `Isa` has found the features before it chose this function. The assertions above keep rows and strips
     // inside `x`, `bias`, `out` and the store; parts differ in rows or strips, so that nobody else writes there.
     unsafe {
@@ -73,11 +88,9 @@ unsafe fn floats(operands: &Operands, source: Floats, tile: &ProductTile) {
         if tile.rows.len() <= FEW_ROWS {
             return few_rows(operands, source, tile);
         }
-        for strip in tile.strips.clone() {
-            for start in (0..operands.k).step_by(PANEL) {
-                many_rows(operands, source, strip, start..operands.k.min(start + PANEL), tile.rows.clone());
-            }
-        }
+        by_panels(operands, tile, |operands, strip, span| {
+            many_rows(operands, source, strip, span, tile.rows.clone());
+        });
     }
 }
 
@@ -93,16 +106,47 @@ unsafe fn packed<S: Source>(operands: &Operands, source: S, tile: &ProductTile) 
     }
     let mut buffer = PanelBuffer([MaybeUninit::uninit(); PANEL * STRIP]);
     let data = buffer.0.as_mut_ptr().cast::<f32>();
-    for strip in tile.strips.clone() {
-        for start in (0..operands.k).step_by(PANEL) {
-            let span = start..operands.k.min(start + PANEL);
-            // SAFETY: the caller's duty; the buffer holds a whole panel, and its span is written before it is read.
-            unsafe {
-                unpack(source, strip, span.clone(), data);
-                many_rows(operands, Panel { data, start }, strip, span, tile.rows.clone());
+    // SAFETY: the caller's duty; the buffer holds a whole panel, and its span is written before it is read.
+    unsafe {
+        by_panels(operands, tile, |operands, strip, span| {
+            unpack(source, strip, span.clone(), data);
+            many_rows(operands, Panel { data, start: span.start }, strip, span, tile.rows.clone());
+        });
+    }
+}
+
+/// Calls `job` for each strip and panel of a part, with operands whose inputs are a copy of the panel's.
+///
+/// # Safety
+/// All rows of `tile` are inside `x`.
+unsafe fn by_panels(
+    operands: &Operands,
+    tile: &ProductTile,
+    mut job: impl FnMut(&Operands, usize, Range<usize>),
+) {
+    INPUTS.with_borrow_mut(|inputs| {
+        inputs.resize(inputs.len().max(tile.rows.len() * PANEL), 0.0);
+        for first in tile.strips.clone().step_by(STRIPS_TOGETHER) {
+            for start in (0..operands.k).step_by(PANEL) {
+                let span = start..operands.k.min(start + PANEL);
+                for (row, to) in tile.rows.clone().zip(inputs.chunks_exact_mut(PANEL)) {
+                    // SAFETY: the row is inside `x`, and the span inside the row.
+                    let from = unsafe {
+                        std::slice::from_raw_parts(
+                            operands.x.add(row * operands.x_stride + start),
+                            span.len(),
+                        )
+                    };
+                    to[..span.len()].copy_from_slice(from);
+                }
+                let (x, x_row) = (inputs.as_ptr(), tile.rows.start);
+                let panel = Operands { x, x_row, x_start: start, x_stride: PANEL, ..*operands };
+                for strip in first..tile.strips.end.min(first + STRIPS_TOGETHER) {
+                    job(&panel, strip, span.clone());
+                }
             }
         }
-    }
+    });
 }
 
 /// All inputs at once, two strips at a time where one row alone has too few chains to fill the pipeline.
@@ -262,14 +306,14 @@ unsafe fn step<S: Source, const R: usize, const T: usize>(
         for t in 1..T {
             cursors[t] = source.cursor(tile + t, k);
         }
-        let x = operands.x.add(row * operands.k + k);
+        let x = operands.x.add((row - operands.x_row) * operands.x_stride + (k - operands.x_start));
         for j in 0..count {
             let mut weights = [_mm512_setzero_ps(); T];
             for t in 0..T {
                 weights[t] = S::next(&mut cursors[t], scales[t]);
             }
             for r in 0..R {
-                let input = _mm512_set1_ps(*x.add(r * operands.k + j));
+                let input = _mm512_set1_ps(*x.add(r * operands.x_stride + j));
                 for t in 0..T {
                     sums[r][t] = _mm512_fmadd_ps(weights[t], input, sums[r][t]);
                 }
