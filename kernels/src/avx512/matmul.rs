@@ -31,9 +31,10 @@ const STRIPS_TOGETHER: usize = 8;
 struct PanelBuffer([MaybeUninit<f32>; PANEL * STRIP]);
 
 thread_local! {
-    /// One panel's inputs of all rows of a part, side by side: rows of a power-of-two width would otherwise fall
-    /// into the same few places of the cache. Kept, because it is asked for in every product.
-    static INPUTS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Room for one panel's inputs of all rows of a part, side by side, and for the sums between two panels: rows
+    /// of a power-of-two width would otherwise fall into the same few places of the cache. Kept, because it is
+    /// asked for in every product.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The operands as the inner loops see them.
@@ -44,6 +45,11 @@ struct Operands {
     x_row: usize,
     x_start: usize,
     x_stride: usize,
+    /// Sums between two panels: those of row `row` and strip `strip` are the [`STRIP`] numbers from
+    /// `((strip - sums_strip) * sums_rows + row - x_row) * STRIP` on.
+    sums: *mut f32,
+    sums_strip: usize,
+    sums_rows: usize,
     bias: Option<*const f32>,
     out: *mut f32,
     n: usize,
@@ -57,7 +63,19 @@ pub(crate) fn matmul_tile(product: &Product<'_>, tile: &ProductTile, out: Share<
     assert!(tile.rows.end * cols <= product.x.len() && tile.rows.end * n <= out.len(), "{tile:?}");
     assert!(tile.strips.end <= w.strips() && product.bias.is_none_or(|bias| bias.len() == n), "{tile:?}");
     let (x, out) = (product.x.as_ptr(), out.pointer());
-    let operands = Operands { x, x_row: 0, x_start: 0, x_stride: cols, bias, out, n, k: cols };
+    let operands = Operands {
+        x,
+        x_row: 0,
+        x_start: 0,
+        x_stride: cols,
+        sums: std::ptr::null_mut(),
+        sums_strip: 0,
+        sums_rows: 0,
+        bias,
+        out,
+        n,
+        k: cols,
+    };
     // SAFETY: `Isa` has found the features before it chose this function. The assertions above keep rows and strips
     // inside `x`, `bias`, `out` and the store; parts differ in rows or strips, so that nobody else writes there.
     unsafe {
@@ -124,8 +142,10 @@ unsafe fn by_panels(
     tile: &ProductTile,
     mut job: impl FnMut(&Operands, usize, Range<usize>),
 ) {
-    INPUTS.with_borrow_mut(|inputs| {
-        inputs.resize(inputs.len().max(tile.rows.len() * PANEL), 0.0);
+    let rows = tile.rows.len();
+    SCRATCH.with_borrow_mut(|scratch| {
+        scratch.resize(scratch.len().max(rows * (PANEL + STRIPS_TOGETHER * STRIP)), 0.0);
+        let (inputs, sums) = scratch.split_at_mut(rows * PANEL);
         for first in tile.strips.clone().step_by(STRIPS_TOGETHER) {
             for start in (0..operands.k).step_by(PANEL) {
                 let span = start..operands.k.min(start + PANEL);
@@ -139,8 +159,16 @@ unsafe fn by_panels(
                     };
                     to[..span.len()].copy_from_slice(from);
                 }
-                let (x, x_row) = (inputs.as_ptr(), tile.rows.start);
-                let panel = Operands { x, x_row, x_start: start, x_stride: PANEL, ..*operands };
+                let panel = Operands {
+                    x: inputs.as_ptr(),
+                    x_row: tile.rows.start,
+                    x_start: start,
+                    x_stride: PANEL,
+                    sums: sums.as_mut_ptr(),
+                    sums_strip: first,
+                    sums_rows: rows,
+                    ..*operands
+                };
                 for strip in first..tile.strips.end.min(first + STRIPS_TOGETHER) {
                     job(&panel, strip, span.clone());
                 }
@@ -232,7 +260,7 @@ unsafe fn by_rows<S: Source>(
 /// # Safety
 /// The processor has AVX-512 F, BW, VL and DQ. Rows `row..row + R` are inside `x` and `out`; tiles
 /// `tile..tile + T` and inputs `span` are inside the source; nobody else touches these outputs meanwhile. `span`
-/// starts at a multiple of the source's group.
+/// starts at a multiple of the source's group; it is all inputs unless `operands.sums` has room for these chains.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn chains<S: Source, const R: usize, const T: usize>(
     operands: &Operands,
@@ -248,7 +276,7 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
             for (t, sum) in sums.iter_mut().enumerate() {
                 let (first, mask) = operands.lanes(tile + t);
                 if span.start > 0 {
-                    *sum = _mm512_maskz_loadu_ps(mask, operands.out_at(row + r, first));
+                    *sum = _mm512_loadu_ps(operands.sums_at(row + r, tile + t));
                 } else if let Some(bias) = operands.bias {
                     *sum = _mm512_maskz_loadu_ps(mask, bias.wrapping_add(first));
                 }
@@ -273,8 +301,12 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
         }
         for (r, sums) in sums.iter().enumerate() {
             for (t, sum) in sums.iter().enumerate() {
-                let (first, mask) = operands.lanes(tile + t);
-                _mm512_mask_storeu_ps(operands.out_at(row + r, first), mask, *sum);
+                if span.end < operands.k {
+                    _mm512_storeu_ps(operands.sums_at(row + r, tile + t), *sum);
+                } else {
+                    let (first, mask) = operands.lanes(tile + t);
+                    _mm512_mask_storeu_ps(operands.out_at(row + r, first), mask, *sum);
+                }
             }
         }
     }
@@ -357,6 +389,13 @@ impl Operands {
         let first = tile * (STRIP / 2);
         let left = self.n.saturating_sub(first).min(STRIP / 2);
         (first, ((1_u32 << left) - 1) as __mmask16)
+    }
+
+    /// Where the sums of a row and a tile lie between two panels.
+    #[inline]
+    fn sums_at(&self, row: usize, tile: usize) -> *mut f32 {
+        let strip = (tile / 2 - self.sums_strip) * self.sums_rows + row - self.x_row;
+        self.sums.wrapping_add(strip * STRIP + tile % 2 * (STRIP / 2))
     }
 
     /// Where an output lies. A tile of padding lies past the end and is only ever used with an empty mask.
