@@ -4,6 +4,10 @@
 //! Few rows read the packed weights straight into registers. Many rows unpack a panel that stays in the first-level
 //! cache and use it for all of them.
 #![allow(unsafe_code)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over constant counts become registers; iterators hide that"
+)]
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
@@ -11,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::source::{Bf16s, Bytes, Floats, Halves, Nibbles, Panel, STEP, Source};
-use crate::layout::matrix::{STRIP, Store};
+use crate::layout::matrix::{GroupData, STRIP, Store};
 use crate::ops::{Product, ProductTile, Share};
 
 /// Inputs unpacked at once: 256 of a strip are 32 KiB.
@@ -85,11 +89,25 @@ pub(crate) fn matmul_tile(product: &Product<'_>, tile: &ProductTile, out: Share<
             Store::F16(data) => packed(&operands, Halves { data: data.as_ptr(), cols }, tile),
             Store::Nibbles(data, groups) => {
                 let (data, size) = (data.as_ptr(), groups.size);
-                packed(&operands, Nibbles { data, cols, groups: groups.data.as_ptr(), size }, tile);
+                match &groups.data {
+                    GroupData::F32(groups) => {
+                        packed(&operands, Nibbles { data, cols, groups: groups.as_ptr(), size }, tile);
+                    }
+                    GroupData::F16(groups) => {
+                        packed(&operands, Nibbles { data, cols, groups: groups.as_ptr(), size }, tile);
+                    }
+                }
             }
             Store::Bytes(data, groups) => {
                 let (data, size) = (data.as_ptr(), groups.size);
-                packed(&operands, Bytes { data, cols, groups: groups.data.as_ptr(), size }, tile);
+                match &groups.data {
+                    GroupData::F32(groups) => {
+                        packed(&operands, Bytes { data, cols, groups: groups.as_ptr(), size }, tile);
+                    }
+                    GroupData::F16(groups) => {
+                        packed(&operands, Bytes { data, cols, groups: groups.as_ptr(), size }, tile);
+                    }
+                }
             }
         }
     }

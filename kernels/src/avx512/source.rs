@@ -88,21 +88,48 @@ pub(super) struct Halves {
     pub(super) cols: usize,
 }
 
+/// A width at which scales and minima are stored.
+pub(super) trait GroupNumber: Copy {
+    /// Sixteen of them as `f32`.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 F, BW, VL and DQ; sixteen numbers can be read at `at`.
+    unsafe fn sixteen(at: *const Self) -> __m512;
+}
+
+impl GroupNumber for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn sixteen(at: *const f32) -> __m512 {
+        // SAFETY: the caller's duty.
+        unsafe { _mm512_loadu_ps(at) }
+    }
+}
+
+impl GroupNumber for u16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn sixteen(at: *const u16) -> __m512 {
+        // SAFETY: the caller's duty.
+        unsafe { widen_half(at) }
+    }
+}
+
 /// Four-bit weights in groups.
 #[derive(Clone, Copy)]
-pub(super) struct Nibbles {
+pub(super) struct Nibbles<G> {
     pub(super) data: *const u32,
     pub(super) cols: usize,
-    pub(super) groups: *const f32,
+    pub(super) groups: *const G,
     pub(super) size: usize,
 }
 
 /// Eight-bit weights in groups.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes {
+pub(super) struct Bytes<G> {
     pub(super) data: *const u8,
     pub(super) cols: usize,
-    pub(super) groups: *const f32,
+    pub(super) groups: *const G,
     pub(super) size: usize,
 }
 
@@ -183,8 +210,8 @@ unsafe fn widen_half(at: *const u16) -> __m512 {
 /// The tile and the group exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn scale_and_min(
-    groups: *const f32,
+unsafe fn scale_and_min<G: GroupNumber>(
+    groups: *const G,
     size: usize,
     cols: usize,
     tile: usize,
@@ -195,11 +222,11 @@ unsafe fn scale_and_min(
         let at = groups.add(Groups::at(size, cols, tile / 2, group) + tile % 2 * (STRIP / 2));
         fetch_ahead(at, 1);
         fetch_ahead(at.wrapping_add(STRIP), 1);
-        (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(STRIP)))
+        (G::sixteen(at), G::sixteen(at.add(STRIP)))
     }
 }
 
-impl Source for Nibbles {
+impl<G: GroupNumber> Source for Nibbles<G> {
     type Scale = (__m512, __m512);
     type Cursor = __m512i;
 
@@ -239,7 +266,7 @@ impl Source for Nibbles {
     }
 }
 
-impl Source for Bytes {
+impl<G: GroupNumber> Source for Bytes<G> {
     type Scale = (__m512, __m512);
     type Cursor = *const u8;
 
