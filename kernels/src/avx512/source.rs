@@ -10,6 +10,19 @@ use crate::layout::matrix::{Groups, Matrix, OCTET, STRIP};
 /// Inputs read between two calls of [`Source::cursor`].
 pub(super) const STEP: usize = OCTET;
 
+/// How far ahead of its use a weight is fetched: what a memory latency of some hundred nanoseconds lets through.
+const AHEAD_BYTES: usize = 4096;
+
+/// Asks for the cache line that lies [`AHEAD_BYTES`] behind `at`; past the end of a store that is no fault.
+#[inline(always)]
+fn fetch_ahead<T>(at: *const T, lines: usize) {
+    for line in 0..lines {
+        let ahead = at.cast::<i8>().wrapping_add(AHEAD_BYTES + line * 64);
+        // SAFETY: a prefetch of any address is harmless, and every x86-64 processor has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead) };
+    }
+}
+
 /// Reads packed weights.
 pub(super) trait Source: Copy {
     /// What the weights of one tile and group have in common.
@@ -42,6 +55,11 @@ fn dense_at(cols: usize, tile: usize, k: usize) -> usize {
     Matrix::dense_at(cols, tile / 2, k) + tile % 2 * (STRIP / 2)
 }
 
+/// Where the weights of a tile start in an unpacked panel.
+fn panel_at(start: usize, tile: usize, k: usize) -> usize {
+    (k - start) * STRIP + tile % 2 * (STRIP / 2)
+}
+
 /// Full-width weights, in a matrix or in an unpacked panel.
 #[derive(Clone, Copy)]
 pub(super) struct Floats {
@@ -70,27 +88,54 @@ pub(super) struct Halves {
     pub(super) cols: usize,
 }
 
+/// A width at which scales and minima are stored.
+pub(super) trait GroupNumber: Copy {
+    /// Sixteen of them as `f32`.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 F, BW, VL and DQ; sixteen numbers can be read at `at`.
+    unsafe fn sixteen(at: *const Self) -> __m512;
+}
+
+impl GroupNumber for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn sixteen(at: *const f32) -> __m512 {
+        // SAFETY: the caller's duty.
+        unsafe { _mm512_loadu_ps(at) }
+    }
+}
+
+impl GroupNumber for u16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn sixteen(at: *const u16) -> __m512 {
+        // SAFETY: the caller's duty.
+        unsafe { widen_half(at) }
+    }
+}
+
 /// Four-bit weights in groups.
 #[derive(Clone, Copy)]
-pub(super) struct Nibbles {
+pub(super) struct Nibbles<G> {
     pub(super) data: *const u32,
     pub(super) cols: usize,
-    pub(super) groups: *const f32,
+    pub(super) groups: *const G,
     pub(super) size: usize,
 }
 
 /// Eight-bit weights in groups.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes {
+pub(super) struct Bytes<G> {
     pub(super) data: *const u8,
     pub(super) cols: usize,
-    pub(super) groups: *const f32,
+    pub(super) groups: *const G,
     pub(super) size: usize,
 }
 
 /// A format with one element a weight and no groups.
 macro_rules! dense {
-    ($name:ident, $element:ty, |$self:ident, $tile:ident, $k:ident| $at:expr, |$pointer:ident| $load:expr) => {
+    ($name:ident, $element:ty, $stored:expr, |$self:ident, $tile:ident, $k:ident| $at:expr, |$pointer:ident| $load:expr) => {
         impl Source for $name {
             type Scale = ();
             type Cursor = *const $element;
@@ -109,7 +154,14 @@ macro_rules! dense {
             unsafe fn cursor(self, $tile: usize, $k: usize) -> Self::Cursor {
                 let $self = self;
                 // SAFETY: the tile and the input exist, so that the place is inside the store.
-                unsafe { $self.data.add($at) }
+                let at = unsafe { $self.data.add($at) };
+                if $stored {
+                    // Both tiles of a strip share its lines; each fetches one half of them.
+                    let half = STEP * STRIP / 2;
+                    let odd = $tile % 2 * (half - STRIP / 2);
+                    fetch_ahead(at.wrapping_add(odd), half * size_of::<$element>() / 64);
+                }
+                at
             }
 
             #[inline]
@@ -124,14 +176,10 @@ macro_rules! dense {
     };
 }
 
-dense!(Floats, f32, |this, tile, k| dense_at(this.cols, tile, k), |at| _mm512_loadu_ps(at));
-dense!(Panel, f32, |this, tile, k| (k - this.start) * STRIP + tile % 2 * (STRIP / 2), |at| _mm512_loadu_ps(
-    at
-));
-dense!(Bf16s, u16, |this, tile, k| dense_at(this.cols, tile, k), |at| widen_bf16(at));
-dense!(Halves, u16, |this, tile, k| dense_at(this.cols, tile, k), |at| _mm512_cvtph_ps(_mm256_loadu_si256(
-    at.cast()
-)));
+dense!(Floats, f32, true, |this, tile, k| dense_at(this.cols, tile, k), |at| _mm512_loadu_ps(at));
+dense!(Panel, f32, false, |this, tile, k| panel_at(this.start, tile, k), |at| _mm512_loadu_ps(at));
+dense!(Bf16s, u16, true, |this, tile, k| dense_at(this.cols, tile, k), |at| widen_bf16(at));
+dense!(Halves, u16, true, |this, tile, k| dense_at(this.cols, tile, k), |at| widen_half(at));
 
 /// Sixteen bfloat16 numbers as `f32`.
 ///
@@ -145,14 +193,25 @@ pub(super) unsafe fn widen_bf16(at: *const u16) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
 }
 
+/// Sixteen half-precision numbers as `f32`.
+///
+/// # Safety
+/// Sixteen numbers can be read at `at`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn widen_half(at: *const u16) -> __m512 {
+    // SAFETY: the caller's duty.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
+}
+
 /// The scales and the minima of a tile's group.
 ///
 /// # Safety
 /// The tile and the group exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn scale_and_min(
-    groups: *const f32,
+unsafe fn scale_and_min<G: GroupNumber>(
+    groups: *const G,
     size: usize,
     cols: usize,
     tile: usize,
@@ -161,11 +220,13 @@ unsafe fn scale_and_min(
     // SAFETY: inside the store by the caller's duty; the minima follow a strip's scales.
     unsafe {
         let at = groups.add(Groups::at(size, cols, tile / 2, group) + tile % 2 * (STRIP / 2));
-        (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(STRIP)))
+        fetch_ahead(at, 1);
+        fetch_ahead(at.wrapping_add(STRIP), 1);
+        (G::sixteen(at), G::sixteen(at.add(STRIP)))
     }
 }
 
-impl Source for Nibbles {
+impl<G: GroupNumber> Source for Nibbles<G> {
     type Scale = (__m512, __m512);
     type Cursor = __m512i;
 
@@ -185,7 +246,11 @@ impl Source for Nibbles {
     unsafe fn cursor(self, tile: usize, k: usize) -> __m512i {
         let at = Matrix::octet_at(self.cols, tile / 2, k) + tile % 2 * (STRIP / 2);
         // SAFETY: the tile and the input exist, and octets are stored whole.
-        unsafe { _mm512_loadu_si512(self.data.add(at).cast()) }
+        unsafe {
+            let at = self.data.add(at);
+            fetch_ahead(at, 1);
+            _mm512_loadu_si512(at.cast())
+        }
     }
 
     #[inline]
@@ -201,7 +266,7 @@ impl Source for Nibbles {
     }
 }
 
-impl Source for Bytes {
+impl<G: GroupNumber> Source for Bytes<G> {
     type Scale = (__m512, __m512);
     type Cursor = *const u8;
 
@@ -220,7 +285,10 @@ impl Source for Bytes {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn cursor(self, tile: usize, k: usize) -> *const u8 {
         // SAFETY: the tile and the input exist.
-        unsafe { self.data.add(dense_at(self.cols, tile, k)) }
+        let at = unsafe { self.data.add(dense_at(self.cols, tile, k)) };
+        let half = STEP * STRIP / 2;
+        fetch_ahead(at.wrapping_add(tile % 2 * (half - STRIP / 2)), half / 64);
+        at
     }
 
     #[inline]
