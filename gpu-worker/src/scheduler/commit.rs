@@ -21,9 +21,8 @@ impl Scheduler {
         let mut outputs = Vec::with_capacity(in_flight.items.len());
         for item in &in_flight.items {
             let row = rows.next().unwrap_or_else(|| fault("the executor returned no row"));
-            if self.sequences.contains_key(&item.arrival) {
-                outputs.extend(self.apply(*item, row, now_us));
-            }
+            // Of a sequence that was aborted meanwhile nothing is left to apply it to.
+            outputs.extend(self.apply(*item, row, now_us));
         }
         self.account(&in_flight, now_us);
         debug_assert_eq!(self.audit(), Ok(()));

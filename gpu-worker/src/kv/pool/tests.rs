@@ -81,6 +81,15 @@ fn a_flood_evicts_its_own_blocks_and_leaves_those_of_others() {
 }
 
 #[test]
+fn a_tenant_over_its_quota_takes_its_own_blocks_even_if_another_is_further_over() {
+    let mut pool = BlockPool::new(10, 2);
+    fill_cache(&mut pool, A, 6);
+    let own = fill_cache(&mut pool, B, 4);
+    assert!(own.contains(&pool.allocate(B).unwrap().block));
+    assert_eq!((pool.cached_of(A), pool.cached_of(B)), (6, 3));
+}
+
+#[test]
 fn a_tenant_within_its_quota_takes_from_the_one_most_over_its_own() {
     let mut pool = BlockPool::new(10, 4);
     let old = fill_cache(&mut pool, A, 2);

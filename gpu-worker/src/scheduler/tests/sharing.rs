@@ -5,7 +5,7 @@ use crate::executor::fake::{Script, prompt_logprobs_alone};
 
 #[test]
 fn siblings_that_arrive_together_compute_their_prompt_once() {
-    let mut bench = Bench::new(limits(64, 8, 32), config());
+    let mut bench = Bench::new(limits(64, 8, 512), config());
     for choice in 0..4 {
         let mut submit = request(u64::from(choice), words(1, 100), 5);
         submit.sampling.choice = choice;
@@ -40,16 +40,17 @@ fn a_waiting_sibling_does_not_hold_up_others() {
 
 #[test]
 fn a_sibling_goes_on_alone_when_the_one_it_waits_for_is_aborted() {
-    let mut bench = Bench::new(limits(64, 8, 16), config());
+    let mut bench = Bench::new(limits(64, 8, 70), config());
     bench.submit(request(1, words(1, 100), 5));
     bench.submit(request(2, words(1, 100), 5));
     bench.step();
-    bench.step();
-    assert_eq!(bench.capacity().running, 1, "the sibling is deferred");
+    assert!(bench.engine.start_step(0).unwrap());
+    assert_eq!(bench.capacity().running, 1, "the step has room for the sibling, but it is deferred");
     bench.engine.abort(SequenceId(1));
+    bench.engine.finish_step(|| 0).unwrap();
     bench.run();
     assert_eq!(bench.got(2).tokens, alone(&request(2, words(1, 100), 5)));
-    assert_eq!(bench.finish(2).cached_tokens, 32, "what the other computed is not lost");
+    assert_eq!(bench.finish(2).cached_tokens, 64, "what the other computed is not lost");
 }
 
 #[test]
@@ -116,9 +117,11 @@ fn prompt_log_probabilities_come_once_complete_and_from_computation_not_from_the
 #[test]
 fn a_fault_ends_its_own_sequence_and_what_it_computed_is_not_found_again() {
     let scripts = Scripts::from([((1, 0), Script::Fault), ((3, 1), Script::Fault)]);
-    let mut bench = Bench::scripted(limits(64, 8, 128), config(), Arc::new(scripts));
+    let mut bench = Bench::scripted(limits(64, 8, 32), config(), Arc::new(scripts));
     bench.submit(request(1, words(1, 40), 5));
     bench.submit(request(2, words(2, 40), 5));
+    bench.step();
+    assert_eq!(bench.engine.scheduler().cache().index().len(), 2, "the first chunk can be found");
     bench.run();
     assert_eq!(bench.finish(1).reason, pons_protocol::inference::FinishReason::Failed);
     assert_eq!(bench.got(2).tokens, alone(&request(2, words(2, 40), 5)));
