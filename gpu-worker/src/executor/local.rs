@@ -3,8 +3,6 @@
 
 mod check;
 mod slot;
-#[cfg(test)]
-mod tests;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,7 +13,9 @@ use pons_protocol::id::TokenId;
 use pons_protocol::inference::TokenLogprobs;
 
 use self::slot::{Slot, Slots};
-use super::{ExecutorError, ExecutorLimits, ModelExecutor, PlanItem, RowOutput, StepPlan, StepResult, Ticket};
+use super::{
+    ExecutorError, ExecutorLimits, ModelExecutor, PlanItem, RowOutput, StepPlan, StepResult, Ticket,
+};
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuLoader};
 use crate::model::ModelError;
@@ -247,7 +247,9 @@ impl<B: Backend> ModelExecutor for LocalExecutor<B> {
     /// The CPU computes on the calling thread and its pool, so the step is done when this returns.
     fn submit(&mut self, mut plan: StepPlan) -> Result<Ticket, ExecutorError> {
         if self.finished.is_some() {
-            return Err(ExecutorError::InvalidPlan("a step is in flight already; collect it first".to_owned()));
+            return Err(ExecutorError::InvalidPlan(
+                "a step is in flight already; collect it first".to_owned(),
+            ));
         }
         check::plan(&plan, &self.limits, &self.slots).map_err(ExecutorError::InvalidPlan)?;
         for &slot in &plan.released {

@@ -6,10 +6,10 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use llguidance::api::TopLevelGrammar;
+use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId as TrieToken,
 };
-use llguidance::earley::SlicedBiasComputer;
 use llguidance::{Matcher, ParserFactory};
 use pons_protocol::id::TokenId;
 use pons_protocol::sampling::Grammar;
@@ -123,10 +123,13 @@ impl Grammars {
             .map_err(|error| format!("grammar can't be compiled now: {error}"))?;
         match receive.recv_timeout(COMPILE_LIMIT) {
             Ok(result) => result,
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(format!("grammar takes longer than {} s to compile; simplify it", COMPILE_LIMIT.as_secs()))
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(format!(
+                "grammar takes longer than {} s to compile; simplify it",
+                COMPILE_LIMIT.as_secs()
+            )),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err("grammar breaks the compiler; simplify it".to_owned())
             }
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err("grammar breaks the compiler; simplify it".to_owned()),
         }
     }
 }

@@ -21,7 +21,9 @@ impl Clone for GrammarMatcher {
 
 impl std::fmt::Debug for GrammarMatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GrammarMatcher").field("stop_reason", &self.matcher.stop_reason()).finish_non_exhaustive()
+        f.debug_struct("GrammarMatcher")
+            .field("stop_reason", &self.matcher.stop_reason())
+            .finish_non_exhaustive()
     }
 }
 

@@ -74,13 +74,15 @@ pub fn rope(config: &ModelConfig, positions: usize) -> Result<Rope, ModelError> 
                 original_max_positions: *original_context,
             }
         }
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => Kernel::Yarn {
-            factor: *factor,
-            original_max_positions: *original_context,
-            beta_fast: *beta_fast,
-            beta_slow: *beta_slow,
-            attn_factor: attention_factor.unwrap_or(0.1 * factor.ln() + 1.0),
-        },
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+            Kernel::Yarn {
+                factor: *factor,
+                original_max_positions: *original_context,
+                beta_fast: *beta_fast,
+                beta_slow: *beta_slow,
+                attn_factor: attention_factor.unwrap_or(0.1 * factor.ln() + 1.0),
+            }
+        }
         RopeScaling::Divisors(list) => {
             return Err(ModelError::Setting {
                 field: "rope_freqs.weight",

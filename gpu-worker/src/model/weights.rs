@@ -68,11 +68,7 @@ impl<L: Loader> Reader<'_, L> {
 
     fn layer(&self, l: usize) -> Result<Layer<L>, ModelError> {
         let bias = if self.shape.qkv_bias {
-            Some([
-                self.vector(Role::QBias(l))?,
-                self.vector(Role::KBias(l))?,
-                self.vector(Role::VBias(l))?,
-            ])
+            Some([self.vector(Role::QBias(l))?, self.vector(Role::KBias(l))?, self.vector(Role::VBias(l))?])
         } else {
             None
         };

@@ -103,12 +103,17 @@ fn score(driver: &mut Driver, case: &Case, sizes: &[usize]) -> Vec<TokenLogprobs
     while at < tokens.len() {
         let end = tokens.len().min(at.saturating_add(*sizes.next().expect("a cycle never ends")));
         let next = tokens.get(end).or(case.output_ids.last()).copied();
-        let chunk = Chunk { sequence: &mut sequence, tokens: &tokens[at..end], sample: false, score: Some(next) };
+        let chunk =
+            Chunk { sequence: &mut sequence, tokens: &tokens[at..end], sample: false, score: Some(next) };
         out.extend(driver.step(&mut [chunk]).remove(0).prompt_logprobs);
         at = end;
     }
     driver.end(sequence, 0);
-    assert_eq!(out.len(), tokens.len(), "one entry for each token but the first, and one for the last output");
+    assert_eq!(
+        out.len(),
+        tokens.len(),
+        "one entry for each token but the first, and one for the last output"
+    );
     out
 }
 
@@ -244,7 +249,11 @@ fn submit(id: u64, case: &Case, generated: &[u32], sampling: &SamplingParams) ->
     }
 }
 
-fn run_engine(checkpoint: &pons_checkpoint::Checkpoint, blocks: u32, submits: Vec<Submit>) -> (Vec<Produced>, u64) {
+fn run_engine(
+    checkpoint: &pons_checkpoint::Checkpoint,
+    blocks: u32,
+    submits: Vec<Submit>,
+) -> (Vec<Produced>, u64) {
     let executor = LocalExecutor::load(checkpoint, config(blocks)).expect("the model loads");
     let scheduler = SchedulerConfig { step_tokens: 70, ..SchedulerConfig::default() };
     let mut engine = Engine::new(executor, scheduler);

@@ -2,4 +2,6 @@
 
 mod drive;
 mod golden;
+mod local;
 mod reference;
+mod tiny;

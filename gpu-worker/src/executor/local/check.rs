@@ -80,7 +80,9 @@ fn item(item: &PlanItem, limits: &ExecutorLimits) -> Result<(), String> {
 
 fn tokens(what: &str, tokens: &[u32], limits: &ExecutorLimits) -> Result<(), String> {
     match tokens.iter().find(|&&t| t >= limits.vocab_size) {
-        Some(token) => Err(format!("{what} token {token} is not below the vocabulary of {}", limits.vocab_size)),
+        Some(token) => {
+            Err(format!("{what} token {token} is not below the vocabulary of {}", limits.vocab_size))
+        }
         None => Ok(()),
     }
 }

@@ -34,8 +34,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 pub fn token_logprobs(logits: &[f32], row: TokenRow) -> TokenLogprobs {
     let total = log_sum_exp(logits);
     let value = |logit: f32| (f64::from(logit) - total) as f32;
-    let logprob =
-        row.token.and_then(|t| logits.get(t as usize)).map_or(f32::NAN, |&logit| value(logit));
+    let logprob = row.token.and_then(|t| logits.get(t as usize)).map_or(f32::NAN, |&logit| value(logit));
     let top = best(logits, row.top).into_iter().map(|id| (id, value(logits[id as usize]))).collect();
     TokenLogprobs { logprob, top }
 }

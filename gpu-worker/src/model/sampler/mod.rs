@@ -116,9 +116,8 @@ pub fn sample(
             draw_among(noise, &scratch.candidates)
         }
     };
-    let logprobs = params
-        .logprobs
-        .map(|top| token_logprobs(logits, TokenRow { token: Some(token), top: top as usize }));
+    let logprobs =
+        params.logprobs.map(|top| token_logprobs(logits, TokenRow { token: Some(token), top: top as usize }));
     Ok(Sampled { token, logprobs })
 }
 
