@@ -73,7 +73,8 @@ fn white_space_between_json_tokens_is_bounded_well_below_sixty_four() {
         }
         assert!(count >= 20, "indentation fits: {count}");
     }
-    let mut nested = schema(r#"{"type":"array","x-guidance":{"whitespace_flexible":true},"items":{"type":"null"}}"#);
+    let mut nested =
+        schema(r#"{"type":"array","x-guidance":{"whitespace_flexible":true},"items":{"type":"null"}}"#);
     feed(&mut nested, "[").unwrap();
     assert!(feed(&mut nested, &" ".repeat(64)).is_err(), "a client can't widen the rule");
 }
@@ -167,7 +168,8 @@ fn bad_grammars_are_refused_in_words_that_point_at_the_place() {
     assert!(json("false").contains("false"));
     let heavy = json(r#"{"type":"object","properties":{"weight":"heavy"}}"#);
     assert!(heavy.starts_with("grammar is refused"), "{heavy}");
-    let pattern = json(r#"{"type":"object","properties":{"s":{"type":"string","pattern":"^code-([0-9]+$"}}}"#);
+    let pattern =
+        json(r#"{"type":"object","properties":{"s":{"type":"string","pattern":"^code-([0-9]+$"}}}"#);
     assert!(pattern.contains("code-([0-9]+"), "{pattern}");
     let names = json(r#"{"type":"object","propertyNames":{"pattern":"^[a-z]+$"}}"#);
     assert!(names.contains("propertyNames"), "{names}");

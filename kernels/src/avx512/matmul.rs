@@ -309,6 +309,7 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
             }
             let end = span.end.min((group + 1) * source.group());
             while k + STEP <= end {
+                fetch_ahead::<S, T>(operands, source, tile / 2, k);
                 step::<S, R, T>(&mut sums, operands, source, tile, &scales, k, STEP, row);
                 k += STEP;
             }
@@ -326,6 +327,21 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
                     _mm512_mask_storeu_ps(operands.out_at(row + r, first), mask, *sum);
                 }
             }
+        }
+    }
+}
+
+/// Asks for the weights that will be read some steps after those of input `k`: at the end of the strips at hand
+/// those are at the start of the strips that follow them.
+#[inline(always)]
+fn fetch_ahead<S: Source, const T: usize>(operands: &Operands, source: S, strip: usize, k: usize) {
+    if S::AHEAD > 0 {
+        let strips = T / 2;
+        let later = k + S::AHEAD;
+        let (first, k) =
+            if later < operands.k { (strip, later) } else { (strip + strips, later - operands.k) };
+        for strip in first..first + strips {
+            source.fetch(strip, k);
         }
     }
 }
@@ -387,6 +403,7 @@ unsafe fn unpack<S: Source>(source: S, strip: usize, span: Range<usize>, panel: 
             let end = span.end.min((group + 1) * source.group());
             while k < end {
                 let count = STEP.min(end - k);
+                source.fetch(strip + 1, k);
                 for (t, &scale) in scales.iter().enumerate() {
                     let mut cursor = source.cursor(strip * 2 + t, k);
                     let to = panel.add((k - span.start) * STRIP + t * (STRIP / 2));

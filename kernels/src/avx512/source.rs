@@ -13,13 +13,12 @@ pub(super) const STEP: usize = OCTET;
 /// How far ahead of its use a weight is fetched: what a memory latency of some hundred nanoseconds lets through.
 const AHEAD_BYTES: usize = 4096;
 
-/// Asks for the cache line that lies [`AHEAD_BYTES`] behind `at`; past the end of a store that is no fault.
+/// Asks for the cache lines of `bytes` bytes from `at` on.
 #[inline(always)]
-fn fetch_ahead<T>(at: *const T, lines: usize) {
-    for line in 0..lines {
-        let ahead = at.cast::<i8>().wrapping_add(AHEAD_BYTES + line * 64);
-        // SAFETY: a prefetch of any address is harmless, and every x86-64 processor has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead) };
+fn fetch_lines<T>(at: *const T, bytes: usize) {
+    for line in 0..bytes / 64 {
+        // SAFETY: a prefetch of any address, past the end of a store too, is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(line * 64)) };
     }
 }
 
@@ -30,8 +29,14 @@ pub(super) trait Source: Copy {
     /// A place between two inputs of one tile.
     type Cursor: Copy;
 
+    /// How many inputs ahead weights should be fetched; 0 where they are in the cache anyway.
+    const AHEAD: usize;
+
     /// Inputs that share a [`Source::Scale`]; a multiple of [`STEP`].
     fn group(self) -> usize;
+
+    /// Asks for the [`STEP`] inputs from `k` on of a strip; neither need exist.
+    fn fetch(self, strip: usize, k: usize);
 
     /// # Safety
     /// The processor has AVX-512 F, BW, VL and DQ; the tile and the group exist.
@@ -135,10 +140,18 @@ pub(super) struct Bytes<G> {
 
 /// A format with one element a weight and no groups.
 macro_rules! dense {
-    ($name:ident, $element:ty, $stored:expr, |$self:ident, $tile:ident, $k:ident| $at:expr, |$pointer:ident| $load:expr) => {
+    ($name:ident, $element:ty, $ahead:expr, |$fetcher:ident, $strip:ident, $from:ident| $fetched:expr, |$self:ident, $tile:ident, $k:ident| $at:expr, |$pointer:ident| $load:expr) => {
         impl Source for $name {
             type Scale = ();
             type Cursor = *const $element;
+
+            const AHEAD: usize = $ahead / (STRIP * size_of::<$element>());
+
+            #[inline(always)]
+            fn fetch(self, $strip: usize, $from: usize) {
+                let $fetcher = self;
+                fetch_lines($fetched, STEP * STRIP * size_of::<$element>());
+            }
 
             fn group(self) -> usize {
                 // Any multiple of a step will do where there is no scale to fetch.
@@ -154,14 +167,7 @@ macro_rules! dense {
             unsafe fn cursor(self, $tile: usize, $k: usize) -> Self::Cursor {
                 let $self = self;
                 // SAFETY: the tile and the input exist, so that the place is inside the store.
-                let at = unsafe { $self.data.add($at) };
-                if $stored {
-                    // Both tiles of a strip share its lines; each fetches one half of them.
-                    let half = STEP * STRIP / 2;
-                    let odd = $tile % 2 * (half - STRIP / 2);
-                    fetch_ahead(at.wrapping_add(odd), half * size_of::<$element>() / 64);
-                }
-                at
+                unsafe { $self.data.add($at) }
             }
 
             #[inline]
@@ -176,10 +182,33 @@ macro_rules! dense {
     };
 }
 
-dense!(Floats, f32, true, |this, tile, k| dense_at(this.cols, tile, k), |at| _mm512_loadu_ps(at));
-dense!(Panel, f32, false, |this, tile, k| panel_at(this.start, tile, k), |at| _mm512_loadu_ps(at));
-dense!(Bf16s, u16, true, |this, tile, k| dense_at(this.cols, tile, k), |at| widen_bf16(at));
-dense!(Halves, u16, true, |this, tile, k| dense_at(this.cols, tile, k), |at| widen_half(at));
+dense!(
+    Floats,
+    f32,
+    AHEAD_BYTES,
+    |this, strip, k| this.data.wrapping_add(Matrix::dense_at(this.cols, strip, k)),
+    |this, tile, k| dense_at(this.cols, tile, k),
+    |at| _mm512_loadu_ps(at)
+);
+dense!(Panel, f32, 0, |this, _strip, _k| this.data, |this, tile, k| panel_at(this.start, tile, k), |at| {
+    _mm512_loadu_ps(at)
+});
+dense!(
+    Bf16s,
+    u16,
+    AHEAD_BYTES,
+    |this, strip, k| this.data.wrapping_add(Matrix::dense_at(this.cols, strip, k)),
+    |this, tile, k| dense_at(this.cols, tile, k),
+    |at| widen_bf16(at)
+);
+dense!(
+    Halves,
+    u16,
+    AHEAD_BYTES,
+    |this, strip, k| this.data.wrapping_add(Matrix::dense_at(this.cols, strip, k)),
+    |this, tile, k| dense_at(this.cols, tile, k),
+    |at| widen_half(at)
+);
 
 /// Sixteen bfloat16 numbers as `f32`.
 ///
@@ -220,15 +249,30 @@ unsafe fn scale_and_min<G: GroupNumber>(
     // SAFETY: inside the store by the caller's duty; the minima follow a strip's scales.
     unsafe {
         let at = groups.add(Groups::at(size, cols, tile / 2, group) + tile % 2 * (STRIP / 2));
-        fetch_ahead(at, 1);
-        fetch_ahead(at.wrapping_add(STRIP), 1);
         (G::sixteen(at), G::sixteen(at.add(STRIP)))
     }
+}
+
+/// Asks for the scales and minima that input `k` of a strip has.
+#[inline(always)]
+fn fetch_group<G>(groups: *const G, size: usize, cols: usize, strip: usize, k: usize) {
+    let at = groups.wrapping_add(Groups::at(size, cols, strip, k / size));
+    fetch_lines(at, 2 * STRIP * size_of::<G>());
 }
 
 impl<G: GroupNumber> Source for Nibbles<G> {
     type Scale = (__m512, __m512);
     type Cursor = __m512i;
+
+    const AHEAD: usize = AHEAD_BYTES / (STRIP / 2);
+
+    #[inline(always)]
+    fn fetch(self, strip: usize, k: usize) {
+        fetch_lines(self.data.wrapping_add(Matrix::octet_at(self.cols, strip, k)), STEP * STRIP / 2);
+        if k.is_multiple_of(self.size) {
+            fetch_group(self.groups, self.size, self.cols, strip, k);
+        }
+    }
 
     fn group(self) -> usize {
         self.size
@@ -248,7 +292,6 @@ impl<G: GroupNumber> Source for Nibbles<G> {
         // SAFETY: the tile and the input exist, and octets are stored whole.
         unsafe {
             let at = self.data.add(at);
-            fetch_ahead(at, 1);
             _mm512_loadu_si512(at.cast())
         }
     }
@@ -270,6 +313,16 @@ impl<G: GroupNumber> Source for Bytes<G> {
     type Scale = (__m512, __m512);
     type Cursor = *const u8;
 
+    const AHEAD: usize = AHEAD_BYTES / STRIP;
+
+    #[inline(always)]
+    fn fetch(self, strip: usize, k: usize) {
+        fetch_lines(self.data.wrapping_add(Matrix::dense_at(self.cols, strip, k)), STEP * STRIP);
+        if k.is_multiple_of(self.size) {
+            fetch_group(self.groups, self.size, self.cols, strip, k);
+        }
+    }
+
     fn group(self) -> usize {
         self.size
     }
@@ -285,10 +338,7 @@ impl<G: GroupNumber> Source for Bytes<G> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn cursor(self, tile: usize, k: usize) -> *const u8 {
         // SAFETY: the tile and the input exist.
-        let at = unsafe { self.data.add(dense_at(self.cols, tile, k)) };
-        let half = STEP * STRIP / 2;
-        fetch_ahead(at.wrapping_add(tile % 2 * (half - STRIP / 2)), half / 64);
-        at
+        unsafe { self.data.add(dense_at(self.cols, tile, k)) }
     }
 
     #[inline]

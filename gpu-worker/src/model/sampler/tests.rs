@@ -16,7 +16,9 @@ fn pick(logits: &[f32], state: &SamplerState, position: u32) -> u32 {
 /// Logits without structure, from a fixed sequence.
 fn wild(count: usize, seed: u64, spread: f32) -> Vec<f32> {
     let noise = Noise::new(seed, 99, 99);
-    (0..count).map(|i| (noise.bits(i as u32) >> 40) as f32 / (1 << 24) as f32 * spread - spread / 2.0).collect()
+    (0..count)
+        .map(|i| (noise.bits(i as u32) >> 40) as f32 / (1 << 24) as f32 * spread - spread / 2.0)
+        .collect()
 }
 
 fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
@@ -131,7 +133,8 @@ fn a_token_depends_on_nothing_but_logits_parameters_and_position() {
     let logits = wild(5000, 4, 20.0);
     let params = SamplingParams { seed: 17, top_p: 0.9, ..SamplingParams::default() };
     let mut scratch = Scratch::default();
-    let first: Vec<u32> = (0..50).map(|p| pick(&logits, &state_with(params.clone(), &[1], 5000), p)).collect();
+    let first: Vec<u32> =
+        (0..50).map(|p| pick(&logits, &state_with(params.clone(), &[1], 5000), p)).collect();
     let state = state_with(params, &[2, 3], 5000);
     // Another order, other rows in between, and a scratch that has seen them.
     for position in (0..50u32).rev() {
@@ -234,7 +237,8 @@ fn the_repetition_penalty_counts_prompt_and_output_and_works_on_both_signs() {
 fn the_sampled_token_shows_the_same_value_in_its_own_list() {
     let logits = wild(3000, 8, 12.0);
     for position in 0..40 {
-        let params = SamplingParams { logprobs: Some(20), seed: 2, temperature: 0.5, ..SamplingParams::default() };
+        let params =
+            SamplingParams { logprobs: Some(20), seed: 2, temperature: 0.5, ..SamplingParams::default() };
         let sampled =
             sample(&logits, &state_with(params, &[], 3000), None, position, &mut Scratch::default()).unwrap();
         let logprobs = sampled.logprobs.unwrap();
