@@ -4,5 +4,7 @@ mod brain;
 mod client;
 mod drive;
 mod golden;
+mod local;
 mod reference;
+mod tiny;
 mod worker;
