@@ -3,8 +3,6 @@
 
 mod check;
 mod slot;
-#[cfg(test)]
-mod tests;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, OnceLock};

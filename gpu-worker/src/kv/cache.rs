@@ -4,6 +4,8 @@
 //! second time swaps its copy for the indexed one, so a sequence that holds a block holds all blocks before
 //! it in the index, and a cached block never has a held child.
 
+use std::borrow::Cow;
+
 use pons_protocol::id::{TenantId, TokenId};
 
 use super::prefix_index::BlockContent;
@@ -57,11 +59,11 @@ impl BlockCache {
     }
 
     /// Extends a list of chain hashes over all full blocks of `tokens`.
-    pub fn extend_hashes(
+    pub fn extend_hashes<'a>(
         &self,
         hashes: &mut Vec<ChainHash>,
         salt: &[u8; 16],
-        tokens: impl Fn(usize) -> Vec<TokenId>,
+        tokens: impl Fn(usize) -> Cow<'a, [TokenId]>,
         full_blocks: usize,
     ) {
         while hashes.len() < full_blocks {
@@ -72,11 +74,11 @@ impl BlockCache {
 
     /// Leading blocks of a sequence that are in the cache, at most as many as there are hashes. No reference is
     /// taken.
-    pub fn find_prefix(
+    pub fn find_prefix<'a>(
         &self,
         salt: [u8; 16],
         hashes: &[ChainHash],
-        tokens: impl Fn(usize) -> Vec<TokenId>,
+        tokens: impl Fn(usize) -> Cow<'a, [TokenId]>,
     ) -> Vec<BlockId> {
         let mut found = Vec::new();
         for (position, hash) in hashes.iter().enumerate() {

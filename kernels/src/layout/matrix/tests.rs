@@ -62,7 +62,16 @@ fn four_bit_weights_take_less_memory_than_eight_bit_ones() {
     let four = Matrix::from_grouped(64, 128, 32, 4, fill).bytes();
     let eight = Matrix::from_grouped(64, 128, 32, 8, fill).bytes();
     assert_eq!(eight - four, 64 * 128 / 2);
-    assert_eq!(four, 64 * 128 / 2 + 64 * 4 * 2 * 4);
+    // Scales and minima of zero are exact in half precision: two bytes each.
+    assert_eq!(four, 64 * 128 / 2 + 64 * 4 * 2 * 2);
+}
+
+#[test]
+fn scales_are_narrowed_only_where_each_stays_exact() {
+    let bytes =
+        |scale: f32| Matrix::from_grouped(1, 32, 32, 4, &mut |_, _, scales, _| scales.fill(scale)).bytes();
+    assert_eq!(bytes(0.1) - bytes(0.125), 2 * 2 * STRIP);
+    assert_eq!(bytes(1e6), bytes(0.1));
 }
 
 #[test]
