@@ -21,8 +21,11 @@ use crate::ops::{Product, ProductTile, Share};
 /// Inputs unpacked at once: 256 of a strip are 32 KiB.
 const PANEL: usize = 256;
 
-/// Rows up to which weights are decoded in registers instead of through a panel.
-const FEW_ROWS: usize = 8;
+/// Rows up to which weights are decoded in registers instead of through a panel, even if twice.
+const FEW_ROWS: usize = 16;
+
+/// The most rows whose sums leave enough registers to decode weights in.
+const MOST_ROWS_DECODING: usize = 8;
 
 /// The most rows whose sums are in registers together: 24 sums, 2 weights and an input.
 const MOST_ROWS: usize = 12;
@@ -130,7 +133,7 @@ unsafe fn floats(operands: &Operands, source: Floats, tile: &ProductTile) {
             return few_rows(operands, source, tile);
         }
         by_panels(operands, tile, |operands, strip, span| {
-            many_rows(operands, source, strip, span, tile.rows.clone());
+            by_blocks(operands, source, strip, span, tile.rows.clone(), MOST_ROWS);
         });
     }
 }
@@ -151,7 +154,8 @@ unsafe fn packed<S: Source>(operands: &Operands, source: S, tile: &ProductTile) 
     unsafe {
         by_panels(operands, tile, |operands, strip, span| {
             unpack(source, strip, span.clone(), data);
-            many_rows(operands, Panel { data, start: span.start }, strip, span, tile.rows.clone());
+            let panel = Panel { data, start: span.start };
+            by_blocks(operands, panel, strip, span, tile.rows.clone(), MOST_ROWS);
         });
     }
 }
@@ -225,26 +229,27 @@ unsafe fn few_rows<S: Source>(operands: &Operands, source: S, tile: &ProductTile
             match (rows, pair) {
                 (1, true) => chains::<S, 1, 4>(operands, source, first, span, row),
                 (2, true) => chains::<S, 2, 4>(operands, source, first, span, row),
-                _ => by_rows(operands, source, first, span, row, rows),
+                _ => by_blocks(operands, source, strip, span, tile.rows.clone(), MOST_ROWS_DECODING),
             }
         }
         strip += if pair { 2 } else { 1 };
     }
 }
 
-/// One strip's inputs `span` for any number of rows, in blocks of nearly equal height.
+/// One strip's inputs `span` for any number of rows, in blocks of nearly equal height, at most `most`.
 ///
 /// # Safety
 /// As [`chains`], for all of `rows`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn many_rows<S: Source>(
+unsafe fn by_blocks<S: Source>(
     operands: &Operands,
     source: S,
     strip: usize,
     span: Range<usize>,
     rows: Range<usize>,
+    most: usize,
 ) {
-    let blocks = rows.len().div_ceil(MOST_ROWS);
+    let blocks = rows.len().div_ceil(most);
     for block in 0..blocks {
         let first = rows.start + rows.len() * block / blocks;
         let end = rows.start + rows.len() * (block + 1) / blocks;
