@@ -271,3 +271,50 @@ fn exp(x: __m512) -> __m512 {
     let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, least);
     _mm512_maskz_mov_ps(kept, result)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// [`exp`] of each number, in the lane that its index names.
+    fn each(numbers: &[f32]) -> Vec<f32> {
+        let mut out = Vec::new();
+        for chunk in numbers.chunks(LANES) {
+            let (mut from, mut to) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+            from[..chunk.len()].copy_from_slice(chunk);
+            // SAFETY: the tests below ask for the features first; both arrays are one vector long.
+            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), exp(_mm512_loadu_ps(from.as_ptr()))) };
+            out.extend_from_slice(&to[..chunk.len()]);
+        }
+        out
+    }
+
+    fn usable() -> bool {
+        crate::Isa::Avx512.runs_avx512()
+    }
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place_whatever_the_lane() {
+        if !usable() {
+            return;
+        }
+        let numbers: Vec<f32> = (0..1_000_000).map(|step| step as f32 * (-87.3 / 1_000_000.0)).collect();
+        let results = each(&numbers);
+        for (&x, &got) in numbers.iter().zip(&results) {
+            let exact = f64::from(x).exp();
+            assert!((f64::from(got) - exact).abs() <= 2.0 * f64::from(f32::EPSILON) * exact, "{x}: {got}");
+        }
+        // The same numbers one lane further on.
+        assert!(each(&numbers[1..]) == results[1..]);
+    }
+
+    #[test]
+    fn exp_keeps_its_promises_at_the_edges() {
+        if !usable() {
+            return;
+        }
+        let results = each(&[0.0, -0.0, f32::NEG_INFINITY, -1e30, -88.0, f32::NAN]);
+        assert_eq!(results[..5], [1.0, 1.0, 0.0, 0.0, 0.0]);
+        assert!(results[5].is_nan());
+    }
+}

@@ -48,9 +48,12 @@ fn grouped_rows_are_scale_times_number_plus_minimum() {
         let mut out = vec![0.0; cols];
         for row in 0..rows {
             matrix.row_to_f32(row, &mut out);
+            let q: Vec<u8> = (0..cols).map(|k| number(row, k)).collect();
+            let scale: Vec<f32> = (0..groups).map(|g| value(row * groups + g)).collect();
+            let min: Vec<f32> = (0..groups).map(|g| value(row + g * 3)).collect();
+            let grouped = GroupedRow { q: &q, scale: &scale, min: &min };
             for (k, &weight) in out.iter().enumerate() {
-                let (scale, min) = (value(row * groups + k / group), value(row + k / group * 3));
-                assert_eq!(weight, scale.mul_add(f32::from(number(row, k)), min), "{row} {k}");
+                assert_eq!(weight, grouped.weight(k, group), "{row} {k}");
             }
         }
     }
