@@ -124,14 +124,11 @@ fn the_oldest_sequence_gets_blocks_for_its_prompt_from_those_that_decode() {
 }
 
 #[test]
-fn nobody_is_admitted_into_blocks_that_a_running_prompt_still_needs() {
-    let mut bench = Bench::new(limits(9, 4, 20), config());
-    bench.submit(request(1, words(1, 110), 2));
+fn nobody_is_admitted_into_the_block_that_a_running_sequence_grows_into_next() {
+    let mut bench = Bench::new(limits(4, 4, 64), config());
+    bench.submit(request(1, words(1, 15), 10));
     bench.submit(request(2, words(2, 40), 2));
-    while bench.got.get(&SequenceId(1)).is_none_or(|got| got.finish.is_none()) {
-        bench.step();
-        assert!(bench.capacity().running <= 1);
-    }
     bench.run();
     assert_eq!(bench.capacity().preemptions_total, 0);
+    assert!(bench.got(2).first_step > bench.got(1).last_step);
 }
