@@ -4,7 +4,6 @@
 mod fairness;
 mod lifecycle;
 mod limits;
-
 mod preemption;
 mod random_runs;
 mod sharing;
