@@ -4,8 +4,8 @@
 mod fairness;
 mod lifecycle;
 mod limits;
-mod model;
 mod preemption;
+mod random_runs;
 mod sharing;
 
 use std::collections::HashMap;

@@ -15,7 +15,8 @@ fn a_prompt_is_computed_in_chunks_under_the_budget_while_others_decode_in_every_
     let mut bench = Bench::new(limits(64, 4, 16), config());
     bench.submit(request(1, words(1, 10), 40));
     bench.step();
-    bench.submit(request(2, words(2, 100), 3));
+    // Even a prompt of a higher priority comes after the decodes.
+    bench.submit(Submit { priority: -1, ..request(2, words(2, 100), 3) });
     let mut steps = 0;
     while !bench.got.contains_key(&SequenceId(2)) {
         let before = bench.got(1).tokens.len();

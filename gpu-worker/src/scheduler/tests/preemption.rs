@@ -101,3 +101,34 @@ fn prompt_log_probabilities_survive_a_preemption_in_the_middle_of_the_prompt() {
     let expected = crate::executor::fake::prompt_logprobs_alone(&words(1, 60), 1);
     assert_eq!(bench.got(1).prompt_logprobs[1..], expected);
 }
+
+#[test]
+fn the_oldest_sequence_gets_blocks_for_its_prompt_from_those_that_decode() {
+    let mut bench = Bench::new(limits(10, 2, 3), config());
+    bench.submit(of_tenant(1, request(1, words(1, 20), 1)));
+    bench.submit(of_tenant(2, request(2, words(2, 3), 2)));
+    bench.step();
+    // The second of these starts first, because its tenant was served less; then it grows into blocks that were
+    // promised to the prompt of the first.
+    bench.submit(of_tenant(1, request(3, words(3, 100), 2)));
+    bench.submit(of_tenant(2, request(4, words(4, 3), 120)));
+    while !bench.got.contains_key(&SequenceId(3)) {
+        bench.step();
+    }
+    let grown = bench.got(4).tokens.len();
+    assert!((45..=56).contains(&grown), "the prompt took until the other had {grown} tokens");
+    bench.run();
+    assert_eq!(bench.finish(3).preemptions, 0);
+    assert!(bench.finish(4).preemptions > 0);
+    assert_eq!(bench.got(4).tokens, alone(&of_tenant(2, request(4, words(4, 3), 120))));
+}
+
+#[test]
+fn nobody_is_admitted_into_the_block_that_a_running_sequence_grows_into_next() {
+    let mut bench = Bench::new(limits(4, 4, 64), config());
+    bench.submit(request(1, words(1, 15), 10));
+    bench.submit(request(2, words(2, 40), 2));
+    bench.run();
+    assert_eq!(bench.capacity().preemptions_total, 0);
+    assert!(bench.got(2).first_step > bench.got(1).last_step);
+}

@@ -69,6 +69,21 @@ fn a_prompt_that_is_cached_whole_still_computes_its_last_block() {
 }
 
 #[test]
+fn what_follows_a_block_computed_twice_can_still_be_found() {
+    let mut bench = Bench::new(limits(64, 8, 64), config());
+    bench.submit(request(1, words(1, 32), 3));
+    bench.run();
+    // Its second block is a copy; were it not swapped, the blocks behind it would have no parent in the index.
+    bench.submit(request(2, words(1, 32), 40));
+    bench.run();
+    let mut prompt = words(1, 32);
+    prompt.extend(&bench.got(2).tokens);
+    bench.submit(request(3, prompt, 1));
+    bench.run();
+    assert_eq!(bench.finish(3).cached_tokens, 64);
+}
+
+#[test]
 fn the_next_turn_finds_the_tokens_generated_in_the_one_before() {
     let mut bench = Bench::new(limits(64, 8, 64), config());
     bench.submit(request(1, words(1, 20), 60));
