@@ -66,7 +66,7 @@ impl Deltas {
         let mean = self.0.iter().sum::<f32>() / self.0.len() as f32;
         let p99 = self.0[self.0.len() * 99 / 100];
         let max = self.0.last().copied().unwrap_or_default();
-        println!("{what}: {} values, mean {mean:.4}, p99 {p99:.4}, max {max:.4}", self.0.len());
+        eprintln!("{what}: {} values, mean {mean:.4}, p99 {p99:.4}, max {max:.4}", self.0.len());
         assert!(mean <= 0.06 && p99 <= 0.20, "{what}: mean {mean}, p99 {p99} (at most 0.06 and 0.20)");
     }
 }

@@ -164,7 +164,7 @@ fn assert_agrees(what: &str, path: &Path) {
         }
     }
     let mean = deltas.iter().sum::<f64>() / deltas.len() as f64;
-    println!("{what}: mean difference {mean}");
+    eprintln!("{what}: mean difference {mean}");
     assert!(mean < MEAN, "{what}: mean difference {mean}");
 }
 

@@ -253,7 +253,7 @@ fn the_sampled_token_shows_the_same_value_in_its_own_list() {
 #[test]
 fn alternatives_with_equal_logits_come_by_id() {
     let logits = [1.0, 2.0, 1.0, 2.0, 2.0];
-    let top = token_logprobs(&logits, TokenRow { token: None, top: 4 }).top;
+    let top = token_logprobs(Isa::detect(), &logits, TokenRow { token: None, top: 4 }).top;
     assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 3, 4, 0]);
 }
 
@@ -275,7 +275,7 @@ proptest! {
     fn the_shortcut_finds_the_same_maximum(seed: u64, spread in 0.1f32..40.0, count in 1usize..3000, t in 0.05f64..4.0) {
         let logits = wild(count, seed, spread);
         let noise = Noise::new(seed, 0, 1);
-        let (first, _) = argmax(&logits);
+        let first = ops::argmax(Isa::detect(), &logits);
         prop_assert_eq!(draw(noise, &logits, first, 1.0 / t), draw_slowly(noise, &logits, 1.0 / t));
     }
 
