@@ -21,7 +21,9 @@ pub enum ProtocolError {
         reason: String,
     },
     /// A field holds a value outside its set.
-    #[error("field {field} of {kind} has the value {value}, which this build does not know; run the same version on both ends")]
+    #[error(
+        "field {field} of {kind} has the value {value}, which this build does not know; run the same version on both ends"
+    )]
     UnknownValue {
         /// Message.
         kind: &'static str,
