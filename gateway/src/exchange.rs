@@ -88,6 +88,10 @@ impl Exchange {
                     self.generation.stop(choice);
                 }
                 self.account.take(&self.reply.usage());
+                // The brain could not compute a choice, so no ending may look complete.
+                if let Some(error) = self.reply.failure() {
+                    return Progress::Failed(error.clone());
+                }
                 if self.reply.is_complete() { Progress::Complete } else { Progress::Open }
             }
             Some(GenerationEvent::Failed(error)) => Progress::Failed(error),
