@@ -19,12 +19,8 @@ impl MappedFile {
     /// # Errors
     /// When the path is not a regular file, or cannot be opened or mapped.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| CheckpointError::io("open", path, e))?;
+        let file = open_regular(path)?;
         let meta = file.metadata().map_err(|e| CheckpointError::io("inspect", path, e))?;
-        if !meta.is_file() {
-            let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file");
-            return Err(CheckpointError::io("map", path, source));
-        }
         if meta.len() == 0 {
             return Ok(Self { map: None });
         }
@@ -43,4 +39,15 @@ impl Deref for MappedFile {
     fn deref(&self) -> &[u8] {
         self.map.as_deref().unwrap_or(&[])
     }
+}
+
+/// Opens a regular file for reading. Anything else is refused before it is opened, since opening a pipe would wait for a
+/// writer that may never come.
+pub(crate) fn open_regular(path: &Path) -> Result<File> {
+    let meta = std::fs::metadata(path).map_err(|e| CheckpointError::io("open", path, e))?;
+    if !meta.is_file() {
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file");
+        return Err(CheckpointError::io("open", path, source));
+    }
+    File::open(path).map_err(|e| CheckpointError::io("open", path, e))
 }

@@ -2,7 +2,7 @@
 //!
 //! The rule: what the metadata leaves open is decided by which tensors the file has, never by a guess.
 
-use super::{Family, ModelConfig, RopeLayout, RopeScaling};
+use super::{Family, ModelConfig, RopeLayout, RopeScaling, bounds};
 use crate::error::{CheckpointError, Result};
 use crate::gguf::{Gguf, Metadata, Value};
 
@@ -60,6 +60,14 @@ impl ModelConfig {
 fn rope_scaling(keys: &Keys<'_>, gguf: &Gguf, bytes: &[u8]) -> Result<RopeScaling> {
     if gguf.has_tensor("rope_freqs.weight") {
         let tensor = gguf.tensor(bytes, "rope_freqs.weight")?;
+        if tensor.rows != 1 || tensor.cols > bounds::HEAD_DIM {
+            let value = format!("of {} x {} elements", tensor.rows, tensor.cols);
+            return Err(CheckpointError::config(
+                "rope_freqs.weight",
+                value,
+                "it must have head_dim / 2 elements",
+            ));
+        }
         return Ok(RopeScaling::Divisors(tensor.to_f32()));
     }
     let kind = keys.string("rope.scaling.type")?.unwrap_or("none");
@@ -75,7 +83,11 @@ fn rope_scaling(keys: &Keys<'_>, gguf: &Gguf, bytes: &[u8]) -> Result<RopeScalin
             },
             beta_fast: keys.float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
             beta_slow: keys.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-            attention_factor: keys.float("rope.scaling.attn_factor")?,
+            // In GGUF this factor comes on top of the usual one.
+            attention_factor: match keys.float("rope.scaling.attn_factor")? {
+                Some(extra) => Some(extra * (0.1 * factor()?.ln() + 1.0)),
+                None => None,
+            },
         },
         _ => {
             let kind = format!("`{}`", kind.escape_debug());
@@ -177,6 +189,11 @@ impl<'a> Keys<'a> {
         for key in ["expert_count", "attention.sliding_window"] {
             if let Some(n) = self.size(key)?.filter(|&n| n != 0) {
                 return Err(self.wrong(key, &n, "absent or 0; the feature is not supported"));
+            }
+        }
+        for key in ["rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"] {
+            if let Some(n) = self.float(key)?.filter(|n| (n - 1.0).abs() > 1e-6) {
+                return Err(self.wrong(key, &n, "absent or 1; other values are not supported"));
             }
         }
         Ok(())

@@ -121,6 +121,13 @@ fn rope_scaling(fields: &Fields) -> Result<RopeScaling> {
             high_freq_factor: rope.required_float("high_freq_factor")?,
             original_context: original_context()?,
         },
+        "yarn" if rope.get("mscale").is_some() || rope.get("mscale_all_dim").is_some() => {
+            let remedy = "yarn with mscale is not supported; use attention_factor";
+            return Err(CheckpointError::config("rope_scaling.mscale", "present", remedy));
+        }
+        "yarn" if rope.flag("truncate")? == Some(false) => {
+            return Err(CheckpointError::config("rope_scaling.truncate", false, "only true is supported"));
+        }
         "yarn" => RopeScaling::Yarn {
             factor: rope.required_float("factor")?,
             original_context: original_context()?,

@@ -14,7 +14,7 @@ use crate::error::{CheckpointError, Result};
 /// The transformer families this build can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
-    /// Llama 2, 3 and models of the same shape (SmolLM2, Mistral without sliding window).
+    /// Llama 2, 3 and models of the same shape, like SmolLM2.
     Llama,
     /// Qwen2 and Qwen2.5: Llama with biases on the query, key and value projections.
     Qwen2,

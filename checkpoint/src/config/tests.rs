@@ -130,6 +130,8 @@ fn bad_rope_scaling_is_refused_by_its_field() {
             "high_freq_factor",
         ),
         (json!({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 0}), "original_max"),
+        (json!({"rope_type": "yarn", "factor": 4, "mscale": 1.0}), "mscale"),
+        (json!({"rope_type": "yarn", "factor": 4, "truncate": false}), "truncate"),
         (json!([1]), "rope_scaling"),
     ];
     for (value, field) in cases {

@@ -13,6 +13,8 @@ const MAX_KEY_BYTES: usize = 65_535;
 const MAX_STRING_BYTES: usize = 16 << 20;
 /// The most elements of one array; the largest vocabularies have under a million.
 const MAX_ARRAY: u64 = 16 << 20;
+/// The most bytes of all metadata together; arrays take up to eight times their size in memory.
+const MAX_BYTES: usize = 128 << 20;
 /// Arrays of arrays are legal but unused in practice.
 const MAX_DEPTH: u32 = 4;
 
@@ -119,6 +121,10 @@ impl Metadata {
             let key = cursor.string(MAX_KEY_BYTES, "a metadata key")?;
             let kind = cursor.u32("a metadata type")?;
             let value = read_value(cursor, kind, key)?;
+            if cursor.offset() > MAX_BYTES {
+                let what = format!("the metadata is longer than the limit of {MAX_BYTES} bytes");
+                return Err(cursor.error_at(at, what));
+            }
             if entries.insert(key.to_owned(), value).is_some() {
                 return Err(cursor.error_at(at, format!("metadata key `{key}` appears twice")));
             }

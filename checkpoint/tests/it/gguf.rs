@@ -160,8 +160,11 @@ fn frequency_divisors_in_the_file_become_the_rope_scaling() {
     tiny.roles.push(("rope_freqs.weight".to_owned(), 1, 4));
     let model = tiny.open().unwrap();
     assert_eq!(model.config().rope_scaling, RopeScaling::Divisors(vec![1.0, 2.0, 3.0, 4.0]));
-    tiny.roles.last_mut().unwrap().2 = 5;
-    assert!(tiny.open().unwrap_err().to_string().contains("rope_freqs.weight"));
+    for (rows, cols) in [(1, 5), (2, 4), (1, 5_000)] {
+        let last = tiny.roles.last_mut().unwrap();
+        (last.1, last.2) = (rows, cols);
+        assert!(tiny.open().unwrap_err().to_string().contains("rope_freqs.weight"), "{rows} x {cols}");
+    }
 }
 
 #[test]

@@ -138,6 +138,8 @@ fn what_is_no_model_is_refused_with_its_path() {
         let error = Checkpoint::open(&path).unwrap_err().to_string();
         assert!(error.contains(&dir.path().display().to_string()), "{error}");
     }
+    std::fs::create_dir(dir.path().join("config.json")).unwrap();
+    assert!(Checkpoint::open(dir.path()).unwrap_err().to_string().contains("not a regular file"));
     let empty = dir.path().join("empty.gguf");
     std::fs::write(&empty, b"").unwrap();
     assert!(Checkpoint::open(&empty).unwrap_err().to_string().contains("magic number"));
