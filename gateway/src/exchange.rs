@@ -245,7 +245,16 @@ impl Account {
             status: if stream { 200 } else { CLIENT_LEFT },
             outcome: Outcome::Aborted,
         };
-        Self { app, arrival, reply, ledger: Some(ledger), record, prices, last_output: None, _in_flight: in_flight }
+        Self {
+            app,
+            arrival,
+            reply,
+            ledger: Some(ledger),
+            record,
+            prices,
+            last_output: None,
+            _in_flight: in_flight,
+        }
     }
 
     /// Times of one output.
