@@ -21,14 +21,20 @@ use crate::ops::{Product, ProductTile, Share};
 /// Inputs unpacked at once: 256 of a strip are 32 KiB.
 const PANEL: usize = 256;
 
-/// Rows up to which weights are decoded in registers instead of through a panel.
-const FEW_ROWS: usize = 8;
+/// Rows up to which weights are decoded in registers instead of through a panel, even if twice.
+const FEW_ROWS: usize = 16;
+
+/// The most rows whose sums leave enough registers to decode weights in.
+const MOST_ROWS_DECODING: usize = 8;
 
 /// The most rows whose sums are in registers together: 24 sums, 2 weights and an input.
 const MOST_ROWS: usize = 12;
 
 /// Strips whose sums are taken up together panel after panel, so that a panel's inputs are fetched once for all.
 const STRIPS_TOGETHER: usize = 8;
+
+/// Strips below which copying a panel's inputs costs more than it saves.
+const LEAST_STRIPS_TO_COPY: usize = 4;
 
 /// An unpacked panel on a thread's stack, on a cache line.
 #[repr(align(64))]
@@ -50,8 +56,9 @@ struct Operands {
     x_start: usize,
     x_stride: usize,
     /// Sums between two panels: those of row `row` and strip `strip` are the [`STRIP`] numbers from
-    /// `((strip - sums_strip) * sums_rows + row - x_row) * STRIP` on.
+    /// `((strip - sums_strip) * sums_rows + row - sums_row) * STRIP` on.
     sums: *mut f32,
+    sums_row: usize,
     sums_strip: usize,
     sums_rows: usize,
     bias: Option<*const f32>,
@@ -73,6 +80,7 @@ pub(crate) fn matmul_tile(product: &Product<'_>, tile: &ProductTile, out: Share<
         x_start: 0,
         x_stride: cols,
         sums: std::ptr::null_mut(),
+        sums_row: 0,
         sums_strip: 0,
         sums_rows: 0,
         bias,
@@ -125,7 +133,7 @@ unsafe fn floats(operands: &Operands, source: Floats, tile: &ProductTile) {
             return few_rows(operands, source, tile);
         }
         by_panels(operands, tile, |operands, strip, span| {
-            many_rows(operands, source, strip, span, tile.rows.clone());
+            by_blocks(operands, source, strip, span, tile.rows.clone(), MOST_ROWS);
         });
     }
 }
@@ -146,12 +154,14 @@ unsafe fn packed<S: Source>(operands: &Operands, source: S, tile: &ProductTile) 
     unsafe {
         by_panels(operands, tile, |operands, strip, span| {
             unpack(source, strip, span.clone(), data);
-            many_rows(operands, Panel { data, start: span.start }, strip, span, tile.rows.clone());
+            let panel = Panel { data, start: span.start };
+            by_blocks(operands, panel, strip, span, tile.rows.clone(), MOST_ROWS);
         });
     }
 }
 
-/// Calls `job` for each strip and panel of a part, with operands whose inputs are a copy of the panel's.
+/// Calls `job` for each strip and panel of a part, with operands that have room for sums between panels and,
+/// where it pays, a copy of the panel's inputs.
 ///
 /// # Safety
 /// All rows of `tile` are inside `x`.
@@ -167,32 +177,40 @@ unsafe fn by_panels(
         for first in tile.strips.clone().step_by(STRIPS_TOGETHER) {
             for start in (0..operands.k).step_by(PANEL) {
                 let span = start..operands.k.min(start + PANEL);
-                for (row, to) in tile.rows.clone().zip(inputs.chunks_exact_mut(PANEL)) {
-                    // SAFETY: the row is inside `x`, and the span inside the row.
-                    let from = unsafe {
-                        std::slice::from_raw_parts(
-                            operands.x.add(row * operands.x_stride + start),
-                            span.len(),
-                        )
-                    };
-                    to[..span.len()].copy_from_slice(from);
-                }
-                let panel = Operands {
-                    x: inputs.as_ptr(),
-                    x_row: tile.rows.start,
-                    x_start: start,
-                    x_stride: PANEL,
+                let mut panel = Operands {
                     sums: sums.as_mut_ptr(),
+                    sums_row: tile.rows.start,
                     sums_strip: first,
                     sums_rows: rows,
                     ..*operands
                 };
+                if tile.strips.len() >= LEAST_STRIPS_TO_COPY {
+                    // SAFETY: the rows are inside `x` by the caller's duty, and the span is inside a row.
+                    unsafe { copy_inputs(operands, tile.rows.clone(), span.clone(), inputs) };
+                    panel.x = inputs.as_ptr();
+                    (panel.x_row, panel.x_start, panel.x_stride) = (tile.rows.start, start, PANEL);
+                }
                 for strip in first..tile.strips.end.min(first + STRIPS_TOGETHER) {
                     job(&panel, strip, span.clone());
                 }
             }
         }
     });
+}
+
+/// Lays the inputs `span` of `rows` side by side, [`PANEL`] numbers apart.
+///
+/// # Safety
+/// The rows and the span are inside `x`.
+unsafe fn copy_inputs(operands: &Operands, rows: Range<usize>, span: Range<usize>, inputs: &mut [f32]) {
+    for (row, to) in rows.zip(inputs.chunks_exact_mut(PANEL)) {
+        // SAFETY: the caller's duty.
+        let from = unsafe {
+            let at = operands.x.add(row * operands.x_stride + span.start);
+            std::slice::from_raw_parts(at, span.len())
+        };
+        to[..span.len()].copy_from_slice(from);
+    }
 }
 
 /// All inputs at once, two strips at a time where one row alone has too few chains to fill the pipeline.
@@ -211,26 +229,27 @@ unsafe fn few_rows<S: Source>(operands: &Operands, source: S, tile: &ProductTile
             match (rows, pair) {
                 (1, true) => chains::<S, 1, 4>(operands, source, first, span, row),
                 (2, true) => chains::<S, 2, 4>(operands, source, first, span, row),
-                _ => by_rows(operands, source, first, span, row, rows),
+                _ => by_blocks(operands, source, strip, span, tile.rows.clone(), MOST_ROWS_DECODING),
             }
         }
         strip += if pair { 2 } else { 1 };
     }
 }
 
-/// One strip's inputs `span` for any number of rows, in blocks of nearly equal height.
+/// One strip's inputs `span` for any number of rows, in blocks of nearly equal height, at most `most`.
 ///
 /// # Safety
 /// As [`chains`], for all of `rows`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn many_rows<S: Source>(
+unsafe fn by_blocks<S: Source>(
     operands: &Operands,
     source: S,
     strip: usize,
     span: Range<usize>,
     rows: Range<usize>,
+    most: usize,
 ) {
-    let blocks = rows.len().div_ceil(MOST_ROWS);
+    let blocks = rows.len().div_ceil(most);
     for block in 0..blocks {
         let first = rows.start + rows.len() * block / blocks;
         let end = rows.start + rows.len() * (block + 1) / blocks;
@@ -429,7 +448,11 @@ impl Operands {
     /// Where the sums of a row and a tile lie between two panels.
     #[inline]
     fn sums_at(&self, row: usize, tile: usize) -> *mut f32 {
-        let strip = (tile / 2 - self.sums_strip) * self.sums_rows + row - self.x_row;
+        debug_assert!(
+            (self.sums_row..self.sums_row + self.sums_rows).contains(&row),
+            "row {row} has no sums"
+        );
+        let strip = (tile / 2 - self.sums_strip) * self.sums_rows + row - self.sums_row;
         self.sums.wrapping_add(strip * STRIP + tile % 2 * (STRIP / 2))
     }
 

@@ -15,7 +15,7 @@ const AHEAD_BYTES: usize = 4096;
 
 /// Asks for the cache lines of `bytes` bytes from `at` on.
 #[inline(always)]
-fn fetch_lines<T>(at: *const T, bytes: usize) {
+pub(super) fn fetch_lines<T>(at: *const T, bytes: usize) {
     for line in 0..bytes / 64 {
         // SAFETY: a prefetch of any address, past the end of a store too, is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(line * 64)) };

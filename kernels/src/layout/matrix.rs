@@ -1,7 +1,7 @@
 //! Packed weight matrices. The rule: a matrix keeps its weights at the width they came in, and whoever reads a
 //! weight, one row or a whole product, sees the same number.
 //!
-//! Outputs are packed in strips of [`STRIP`] (two vector registers). Inside a strip the weights of one input lie
+//! Outputs are packed in strips of `STRIP` (two vector registers). Inside a strip the weights of one input lie
 //! side by side, inputs follow each other, so that a product reads each strip as one stream. The last strip is
 //! padded with zeros. Four-bit weights put eight consecutive inputs of one output into one `u32`, lowest nibble
 //! first; grouped formats keep per strip and group of inputs all scales, then all minima.
