@@ -19,23 +19,23 @@ struct Bench {
 }
 
 impl Bench {
-    async fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+    async fn start() -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
         let (model, socket) = (folder.path().join("model"), folder.path().join("brain.sock"));
-        let script = Script::with_model(&model, TOKENS).unwrap();
-        tokio::spawn(InstantBrain::bind(&socket, script).unwrap().serve());
+        let script = Script::with_model(&model, TOKENS)?;
+        tokio::spawn(InstantBrain::bind(&socket, script)?.serve());
         let text = format!(
             "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[model]]\nname = \"{MODEL}\"\npath = {model:?}\nbrain = \"unix:{}\"\n",
             folder.path().join("state"),
             socket.display(),
         );
-        let raw = config::parse(&folder.path().join("pons.toml"), &text).unwrap();
-        let server = server::start(config::resolve(raw, Overrides::default()).unwrap()).await.unwrap();
+        let raw = config::parse(&folder.path().join("pons.toml"), &text)?;
+        let server = server::start(config::resolve(raw, Overrides::default())?).await?;
         server.ready().await;
-        let key = server.app().store.create_key("bench").await.unwrap().key;
-        server.app().reload_keys().unwrap();
+        let key = server.app().store.create_key("bench").await?.key;
+        server.app().reload_keys()?;
         let target = Target { address: server.address(), authorization: Some(format!("Bearer {key}")) };
-        Self { server, target, _folder: folder }
+        Ok(Self { server, target, _folder: folder })
     }
 }
 
@@ -45,7 +45,7 @@ fn load(shape: Shape, pace: Pace, most_requests: u64) -> Load {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_answer_of_gateway_and_floor_is_right() {
-    let bench = Bench::start().await;
+    let bench = Bench::start().await.unwrap();
     let (plain, of_plain) = load::verify(&bench.target, Shape::Plain, TOKENS).await.unwrap();
     let (stream, of_streamed) = load::verify(&bench.target, Shape::Streamed, TOKENS).await.unwrap();
     assert!(of_streamed.events > TOKENS as usize, "{} events", of_streamed.events);
@@ -68,7 +68,7 @@ async fn every_answer_of_gateway_and_floor_is_right() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stranger_is_told_apart_from_a_right_answer() {
-    let bench = Bench::start().await;
+    let bench = Bench::start().await.unwrap();
     let expected = load::verify(&bench.target, Shape::Plain, TOKENS).await.unwrap().1;
     let stranger = Target { authorization: None, ..bench.target.clone() };
     let refused = load::verify(&stranger, Shape::Plain, TOKENS).await.unwrap_err();
@@ -80,7 +80,7 @@ async fn a_stranger_is_told_apart_from_a_right_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_of_another_length_is_wrong() {
-    let bench = Bench::start().await;
+    let bench = Bench::start().await.unwrap();
     let error = load::verify(&bench.target, Shape::Streamed, TOKENS + 1).await.unwrap_err();
     assert!(format!("{error:#}").contains("content is"), "{error:#}");
     bench.server.shutdown().await;
