@@ -5,11 +5,16 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use crate::run::{command, output, run, target_dir};
+
+/// Longest time until it answers; a first start may fetch the model.
+const READY_LIMIT: Duration = Duration::from_secs(900);
 
 /// How to start one.
 pub(crate) struct Launch<'a> {
@@ -61,14 +66,10 @@ impl Server {
         }
         let mut child = serve.spawn().with_context(|| format!("cannot start {}", pons.display()))?;
         let stdout = child.stdout.take().context("the server has no standard output")?;
-        for line in BufReader::new(stdout).lines() {
-            let line = line?;
-            if let Some(url) = line.strip_prefix("ready: ") {
-                return Ok(Server { url: url.to_owned(), key, child, state });
-            }
-        }
-        let status = child.wait()?;
-        bail!("the server ended with {status} before it was ready");
+        // Owned from here on, so that an early return ends it.
+        let mut server = Server { child, url: String::new(), key, state };
+        server.url = address(stdout)?;
+        Ok(server)
     }
 
     /// A command that finds the server's address and key in its environment.
@@ -100,5 +101,22 @@ impl Drop for Server {
         // Does nothing when it was stopped; after a failure nothing must stay behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The address in the line that says that requests are answered.
+fn address(stdout: ChildStdout) -> anyhow::Result<String> {
+    let (found, address) = mpsc::channel();
+    // Reading a pipe has no time limit, so it waits apart; it ends with the server at the latest.
+    std::thread::spawn(move || {
+        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        let url = lines.find_map(|line| line.strip_prefix("ready: ").map(str::to_owned));
+        // Nobody listens any more if it came too late.
+        let _ = found.send(url);
+    });
+    match address.recv_timeout(READY_LIMIT) {
+        Ok(Some(url)) => Ok(url),
+        Ok(None) => bail!("the server ended before it was ready; its log says why"),
+        Err(_) => bail!("the server was not ready within {} s; its log says why", READY_LIMIT.as_secs()),
     }
 }
