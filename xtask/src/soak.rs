@@ -28,7 +28,7 @@ pub(crate) struct Options {
     #[arg(long)]
     record: Option<PathBuf>,
     /// KV memory of the brain; little, so that blocks are evicted and memory settles early.
-    #[arg(long, default_value = "128MiB")]
+    #[arg(long, default_value = "40MiB")]
     kv_memory: String,
     /// Folder with both programs, already built.
     #[arg(long, hide = true)]

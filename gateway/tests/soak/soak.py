@@ -19,7 +19,7 @@ import watch
 import wire
 
 SAMPLE_S = 5
-LEDGER_S = 15
+LEDGER_S = 10
 LOOK_S = 0.02
 RESTART_S = 60
 QUIET_S = 90
@@ -61,6 +61,7 @@ class Soak:
         combinations = mix.combinations(model)
         print(f"asking {len(combinations)} requests alone", flush=True)
         expected = await clients.expectations(self.target, combinations, self.notes)
+        await self.ledger.collect()
         self.baseline = await self.quiesce("before the soak")
         refusals = mix.malformed(self.target, model, context_tokens, BODY_BYTES)
         halves = mix.half_sent(self.target, model)
@@ -71,10 +72,11 @@ class Soak:
         self.started = time.monotonic()
         length_s = self.options.minutes * 60
         until = self.started + length_s
-        watchers = [asyncio.create_task(self.every(SAMPLE_S, self.look)), asyncio.create_task(self.every(LEDGER_S, self.book))]
-        watchers.append(asyncio.create_task(self.kill_brains([length_s / 3, length_s * 2 / 3])))
+        steady = [self.every(SAMPLE_S, self.look), self.every(LEDGER_S, self.ledger.collect)]
+        watchers = [asyncio.create_task(work) for work in steady]
+        killer = asyncio.create_task(self.kill_brains([length_s / 3, length_s * 2 / 3]))
         await asyncio.gather(*(client.run(until) for client in crowd))
-        await watchers.pop()
+        await killer
         for watcher in watchers:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
@@ -108,9 +110,6 @@ class Soak:
             f"brain {'gone' if brain is None else f'{brain} KiB'} {sample['brain_files']} files",
             flush=True,
         )
-
-    async def book(self):
-        await self.ledger.collect()
 
     async def kill_brains(self, moments):
         for moment in moments:

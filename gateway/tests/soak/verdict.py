@@ -6,8 +6,8 @@ import statistics
 # A few descriptors more or less are connections in the kernel's hands.
 FILES_SLACK = 5
 GROWTH = 1.10
-# Fewer samples than this say nothing about growth.
-JUDGED_SAMPLES = 20
+# Fewer samples than this are still warming up and say nothing about growth.
+JUDGED_SAMPLES = 30
 
 
 def quiet(summary):

@@ -10,7 +10,8 @@ import platform
 import time
 
 BRAIN = "pons-brain"
-LEDGER_PAGE = 4000
+# Small, since what the server holds to answer would else show up as its growth.
+LEDGER_PAGE, LEDGER_MOST = 500, 10_000
 
 
 def memory_kib(pid):
@@ -162,12 +163,16 @@ class Ledger:
         return [json.loads(line) for line in out.splitlines()]
 
     async def collect(self):
-        """Adds what is new. A full page without a known record means that some were missed."""
-        page = await self.command("list", "--limit", str(LEDGER_PAGE))
-        ids = [record["request_id"] for record in page]
+        """Adds what is new. A page must reach back to a known record, or some were missed."""
+        limit, ids = LEDGER_PAGE, []
+        while limit <= LEDGER_MOST:
+            page = await self.command("list", "--limit", str(limit))
+            ids = [record["request_id"] for record in page]
+            if len(page) < limit or any(name in self.records for name in ids):
+                break
+            limit = min(limit * 4, LEDGER_MOST) if limit < LEDGER_MOST else LEDGER_MOST + 1
+        self.gaps += limit > LEDGER_MOST
         self.listed_twice += len(ids) - len(set(ids))
-        if len(page) == LEDGER_PAGE and not any(name in self.records for name in ids):
-            self.gaps += 1
         self.records.update(zip(ids, page))
 
     async def sum(self):
