@@ -15,7 +15,7 @@ mod splitting;
 mod vocabulary;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use added::AddedTokens;
 pub use error::TokenizerError;

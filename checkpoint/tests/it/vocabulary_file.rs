@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use pons_checkpoint::chat_template::ChatTemplate;
 use pons_checkpoint::tokenizer::{GgufVocab, Tokenizer};
@@ -20,11 +21,19 @@ enum Value {
 }
 
 /// A model's tokenizer and template.
-pub struct Model {
-    pub tokenizer: Tokenizer,
-    pub template: ChatTemplate,
-    pub vocab: GgufVocab,
+pub(crate) struct Model {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: ChatTemplate,
+    pub(crate) vocab: GgufVocab,
 }
+
+/// SmolLM2's.
+pub(crate) static SMOLLM: LazyLock<Model> =
+    LazyLock::new(|| open("smollm2-135m", "SmolLM2-135M-Instruct.Q4_1.gguf"));
+
+/// Qwen2.5-Coder's, the same for every size.
+pub(crate) static QWEN: LazyLock<Model> =
+    LazyLock::new(|| open("qwen2.5-coder-0.5b", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"));
 
 /// Where the model file is, or how to get it.
 fn path(name: &str, published_as: &str) -> PathBuf {
@@ -50,7 +59,7 @@ fn path(name: &str, published_as: &str) -> PathBuf {
 }
 
 /// Reads a model's tokenizer and template.
-pub fn open(name: &str, published_as: &str) -> Model {
+fn open(name: &str, published_as: &str) -> Model {
     let path = path(name, published_as);
     let mut file = BufReader::new(File::open(&path).expect("the file exists"));
     assert_eq!(&take::<4>(&mut file), b"GGUF", "{} is no GGUF file", path.display());
@@ -94,12 +103,9 @@ pub fn open(name: &str, published_as: &str) -> Model {
     };
     let tokenizer = Tokenizer::from_gguf_vocab(vocab.clone()).expect("the vocabulary is sound");
     let named = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
-    let template = ChatTemplate::new(
-        &string("tokenizer.chat_template"),
-        named(tokenizer.bos()),
-        named(tokenizer.eos()),
-    )
-    .expect("the template is sound");
+    let template =
+        ChatTemplate::new(&string("tokenizer.chat_template"), named(tokenizer.bos()), named(tokenizer.eos()))
+            .expect("the template is sound");
     Model { template, tokenizer, vocab }
 }
 

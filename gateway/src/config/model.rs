@@ -1,0 +1,175 @@
+//! One served model. The rule: a model has exactly one source, a brain we start or a brain at an address.
+
+use crate::brain::BrainAddress;
+
+use super::{ConfigError, DEFAULT_MODEL, MAX_MODELS};
+use serde::{Deserialize, Serialize, Serializer};
+use std::path::PathBuf;
+
+/// A model as the file has it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawModel {
+    name: Option<String>,
+    path: Option<String>,
+    brain: Option<String>,
+    threads: Option<usize>,
+    context: Option<u32>,
+    kv_memory: Option<String>,
+    max_sequences: Option<u32>,
+    step_tokens: Option<u32>,
+    max_waiting: Option<u32>,
+    price_prompt: Option<u64>,
+    price_cached: Option<u64>,
+    price_output: Option<u64>,
+}
+
+impl RawModel {
+    /// The entry that `--model` makes: a known name, or a path whose last part names the model.
+    pub(super) fn named(argument: &str) -> Self {
+        let is_path = argument.contains('/') || argument.ends_with(".gguf");
+        let name = if is_path {
+            let path = PathBuf::from(argument);
+            let stem = if argument.ends_with(".gguf") { path.file_stem() } else { path.file_name() };
+            stem.map_or_else(|| argument.to_owned(), |stem| stem.to_string_lossy().into_owned())
+        } else {
+            argument.to_owned()
+        };
+        Self { name: Some(name), path: Some(argument.to_owned()), ..Self::default() }
+    }
+}
+
+/// Prices in millionths of the currency's unit for a million tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Prices {
+    /// Of prompt tokens that had to be computed.
+    #[serde(rename = "price_prompt")]
+    pub prompt: u64,
+    /// Of prompt tokens found in the prefix cache.
+    #[serde(rename = "price_cached")]
+    pub cached: u64,
+    /// Of generated tokens.
+    #[serde(rename = "price_output")]
+    pub output: u64,
+}
+
+impl Prices {
+    /// The price of one request in millionths, rounded up, so that no use is free of charge.
+    pub fn of(&self, prompt_tokens: u64, cached_tokens: u64, output_tokens: u64) -> u64 {
+        let computed = prompt_tokens.saturating_sub(cached_tokens);
+        let total = u128::from(computed) * u128::from(self.prompt)
+            + u128::from(cached_tokens) * u128::from(self.cached)
+            + u128::from(output_tokens) * u128::from(self.output);
+        u64::try_from(total.div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    }
+}
+
+/// A model, every value checked. Absent numbers are the brain's to choose, from the machine it runs on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelConfig {
+    /// Name in the API.
+    pub name: String,
+    /// Known model name, `.gguf` file or model directory. The tokenizer comes from it even if the brain runs
+    /// elsewhere.
+    pub path: String,
+    /// Address of a brain that somebody else runs; without it the gateway starts one.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text")]
+    pub brain: Option<BrainAddress>,
+    /// Compute threads of the brain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// Context limit in tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<u32>,
+    /// Memory of the KV cache, such as `2GiB`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_memory: Option<String>,
+    /// Most sequences that run at one time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_sequences: Option<u32>,
+    /// Most tokens of one engine step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_tokens: Option<u32>,
+    /// Most sequences that wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_waiting: Option<u32>,
+    /// What its tokens cost.
+    #[serde(flatten)]
+    pub prices: Prices,
+}
+
+fn as_text<S: Serializer>(address: &Option<BrainAddress>, out: S) -> Result<S::Ok, S::Error> {
+    out.collect_str(&address.as_ref().map(BrainAddress::to_string).unwrap_or_default())
+}
+
+pub(super) fn resolve(mut raw: Vec<RawModel>) -> Result<Vec<ModelConfig>, ConfigError> {
+    if raw.is_empty() {
+        raw.push(RawModel::named(DEFAULT_MODEL));
+    }
+    if raw.len() > MAX_MODELS {
+        return Err(ConfigError::bad(
+            "model",
+            raw.len(),
+            format!("at most {MAX_MODELS} models can be served"),
+        ));
+    }
+    let mut models: Vec<ModelConfig> = Vec::new();
+    for (index, raw) in raw.into_iter().enumerate() {
+        let model = resolve_one(index, raw)?;
+        if models.iter().any(|other| other.name == model.name) {
+            return Err(ConfigError::bad(
+                &format!("model[{index}].name"),
+                &model.name,
+                "two models have this name; give each its own",
+            ));
+        }
+        models.push(model);
+    }
+    Ok(models)
+}
+
+fn resolve_one(index: usize, raw: RawModel) -> Result<ModelConfig, ConfigError> {
+    let field = |name: &str| format!("model[{index}].{name}");
+    let name = raw.name.or_else(|| raw.path.as_deref().and_then(|path| RawModel::named(path).name));
+    let Some(name) = name else {
+        return Err(ConfigError::bad(&field("name"), "", "give the model a name, a path, or both"));
+    };
+    if name.is_empty() || name.len() > 128 || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return Err(ConfigError::bad(&field("name"), &name, "use 1 to 128 bytes without spaces"));
+    }
+    let brain = match &raw.brain {
+        None => None,
+        Some(text) => {
+            Some(text.parse().map_err(|remedy: String| ConfigError::bad(&field("brain"), text, remedy))?)
+        }
+    };
+    for (key, value) in [
+        ("context", raw.context),
+        ("max_sequences", raw.max_sequences),
+        ("step_tokens", raw.step_tokens),
+        ("max_waiting", raw.max_waiting),
+    ] {
+        if value == Some(0) {
+            return Err(ConfigError::bad(&field(key), 0, "it must be at least 1, or absent"));
+        }
+    }
+    if let Some(threads) = raw.threads.filter(|threads| !(1..=1024).contains(threads)) {
+        return Err(ConfigError::bad(&field("threads"), threads, "it must be between 1 and 1024"));
+    }
+    Ok(ModelConfig {
+        path: raw.path.unwrap_or_else(|| name.clone()),
+        name,
+        brain,
+        threads: raw.threads,
+        context: raw.context,
+        kv_memory: raw.kv_memory,
+        max_sequences: raw.max_sequences,
+        step_tokens: raw.step_tokens,
+        max_waiting: raw.max_waiting,
+        prices: Prices {
+            prompt: raw.price_prompt.unwrap_or(0),
+            cached: raw.price_cached.unwrap_or(0),
+            output: raw.price_output.unwrap_or(0),
+        },
+    })
+}
