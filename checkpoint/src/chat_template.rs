@@ -12,6 +12,7 @@ use crate::tokenizer::Tokenizer;
 
 mod error;
 mod guard;
+mod open;
 mod python;
 mod turns;
 
@@ -158,7 +159,7 @@ impl ChatTemplate {
             if tried.contains(&arranged) {
                 continue;
             }
-            match self.render_complete(&arranged, input, &guard) {
+            match self.render_complete(&arranged, &messages, input, &guard) {
                 Err(refusal @ TemplateError::Refused { .. }) => {
                     first_refusal.get_or_insert(refusal);
                 }
@@ -169,14 +170,15 @@ impl ChatTemplate {
         Err(self.with_position(first_refusal, &messages, input, &guard))
     }
 
-    /// Renders one arrangement and makes sure that each instruction is in the prompt.
+    /// Renders one arrangement and makes sure that each instruction of `messages` is in the prompt.
     fn render_complete(
         &self,
+        arranged: &[Json],
         messages: &[Json],
         input: &ChatInput<'_>,
         guard: &Guard<'_>,
     ) -> Result<RenderedPrompt, TemplateError> {
-        let prompt = RenderedPrompt { text: self.render_once(messages, input, guard)?, guard: guard.mark() };
+        let prompt = RenderedPrompt { text: self.render_once(arranged, input, guard)?, guard: guard.mark() };
         let text = prompt.text();
         for (index, message) in messages.iter().enumerate().filter(|(_, message)| turns::instructs(message)) {
             for said in turns::texts(message) {

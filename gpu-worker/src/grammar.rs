@@ -2,5 +2,10 @@
 //!
 //! The rule: a grammar is bounded in size, compile time and work per token; past a bound it is refused by name.
 
-/// A compiled grammar with its position.
-pub struct GrammarMatcher {}
+mod compile;
+mod matcher;
+#[cfg(test)]
+mod tests;
+
+pub use compile::{Grammars, TokenText};
+pub use matcher::GrammarMatcher;

@@ -89,8 +89,8 @@ fn c_roles_and_templates_03_a_refusal_carries_the_templates_reason_and_the_posit
     assert!(error.is_client_fault());
     let TemplateError::Refused { reason, message } = &error else { panic!("{error}") };
     assert_eq!(reason, "Conversation roles must alternate user/assistant");
-    assert_eq!(*message, Some(3), "tool takes the user's place, so that the user after it is out of turn");
-    assert!(error.to_string().starts_with("messages[3]: "), "{error}");
+    assert_eq!(*message, Some(2), "the tool speaks where the user should");
+    assert!(error.to_string().starts_with("messages[2]: "), "{error}");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn c_roles_and_templates_04_no_instruction_is_dropped_by_a_template_that_forgets
     let messages =
         [said("system", "One."), said("user", "Hello"), said("system", "Two."), said("user", "Go")];
     assert_eq!(render(FORGETFUL, &messages), "(system: One.\n\nTwo.)(user: Hello\n\nGo)");
-    let error = try_render("{{ messages[-1].content }}", &messages).unwrap_err();
+    let error = try_render("{{ messages | length }}", &messages).unwrap_err();
     assert!(
         matches!(&error, TemplateError::Refused { reason, message: Some(0) } if reason.contains("system")),
         "{error}"
@@ -158,7 +158,7 @@ fn control_text_in_any_field_stays_text() {
     let ids = tokenizer.encode_prompt(&prompt);
     assert_eq!(ids.iter().filter(|id| tokenizer.is_added(**id)).count(), 1, "only the template's own");
     assert_eq!(tokenizer.decode(&ids, false), prompt.text());
-    assert_eq!(prompt.text().matches("<|im_start|>").count(), 13);
+    assert_eq!(prompt.text().matches("<|im_start|>").count(), 14);
 }
 
 #[test]
@@ -286,9 +286,8 @@ fn tools_of_the_greatest_allowed_depth_render_and_deeper_ones_are_refused() {
             .map(|p: RenderedPrompt| p.text())
     };
     assert!(show(128).unwrap().contains("string"));
-    let error = show(100_000);
+    let error = show(200);
     assert!(matches!(error, Err(TemplateError::TooDeep { limit: 160, .. })));
-    // Dropping the value recurses as deep as it is, which is the test's own doing: it happens on its own stack.
 }
 
 #[test]

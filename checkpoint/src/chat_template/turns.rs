@@ -8,8 +8,11 @@ use serde_json::{Map, Value as Json};
 /// What merged turns have between them.
 const BETWEEN: &str = "\n\n";
 
+/// A way to arrange the turns.
+type Arrangement = fn(&[Json]) -> Vec<Json>;
+
 /// Ways to arrange the turns, from the most to the least faithful.
-pub(super) const ARRANGEMENTS: [fn(&[Json]) -> Vec<Json>; 4] =
+pub(super) const ARRANGEMENTS: [Arrangement; 4] =
     [<[Json]>::to_vec, merge_neighbours, system_first, system_in_user];
 
 /// What a template knows of.

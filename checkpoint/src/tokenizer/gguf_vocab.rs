@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Vocab};
 
 use super::added::{AddedToken, AddedTokens};
+use super::byte_pairs::BytePairs;
 use super::error::TokenizerError;
 use super::pipeline::Pipeline;
-use super::splitting;
+use super::splitting::{self, Cut, Splitting};
 use super::vocabulary::{Kind, MAX_IDS, Spelling, Vocabulary};
 use super::{Specials, Tokenizer};
 
@@ -80,7 +81,8 @@ impl GgufVocab {
         Ok(())
     }
 
-    fn merge_model(&self, kinds: &[Kind]) -> Result<BPE, TokenizerError> {
+    /// The stages for ordinary text: only normal tokens take part.
+    fn pipeline(&self, kinds: &[Kind]) -> Result<Pipeline, TokenizerError> {
         let mut vocab: HashMap<String, u32> = HashMap::with_capacity(self.tokens.len());
         for (id, text) in self.tokens.iter().enumerate().filter(|(id, _)| kinds[*id] == Kind::Normal) {
             vocab.entry(text.clone()).or_insert(id as u32);
@@ -90,7 +92,17 @@ impl GgufVocab {
             .iter()
             .map(|line| split_merge(line, "tokenizer.ggml.merges"))
             .collect::<Result<Vec<_>, _>>()?;
-        merge_model(vocab, merges, splitting::by_name(&self.pre)?.ignore_merges)
+        let Splitting { composed, cut, ignore_merges } = splitting::by_name(&self.pre)?;
+        Ok(match cut {
+            Cut::Words(words) => {
+                Pipeline::Bytes { composed, words, pairs: BytePairs::new(&vocab, &merges, ignore_merges)? }
+            }
+            Cut::Pattern(pre_tokenizer) => Pipeline::General {
+                normalizer: None,
+                pre_tokenizer: Some(*pre_tokenizer),
+                model: Box::new(merge_model(vocab, merges, ignore_merges)?.into()),
+            },
+        })
     }
 }
 
@@ -143,8 +155,7 @@ impl Tokenizer {
     pub fn from_gguf_vocab(vocab: GgufVocab) -> Result<Self, TokenizerError> {
         vocab.check()?;
         let kinds = vocab.kinds()?;
-        let model = vocab.merge_model(&kinds)?;
-        let stages = splitting::by_name(&vocab.pre)?;
+        let pipeline = vocab.pipeline(&kinds)?;
         let size = vocab.tokens.len() as u32;
         let known = |id: &u32| *id < size;
         let specials = Specials {
@@ -165,7 +176,6 @@ impl Tokenizer {
             })
         });
         let added = AddedTokens::new(added.collect());
-        let pipeline = Pipeline::new(stages.normalizer, Some(stages.pre_tokenizer), model.into());
         let tokens =
             vocab.tokens.into_iter().zip(kinds).enumerate().map(|(id, (text, kind))| (id as u32, text, kind));
         Ok(Self { vocabulary: Vocabulary::new(tokens, Spelling::ByteLevel)?, added, pipeline, specials })

@@ -9,12 +9,14 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
+use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 use super::added::{AddedToken, AddedTokens};
+use super::byte_pairs::BytePairs;
 use super::error::TokenizerError;
 use super::gguf_vocab::{check_merges, split_merge};
 use super::pipeline::Pipeline;
+use super::splitting;
 use super::vocabulary::{Kind, MAX_IDS, Spelling, Vocabulary, byte_token};
 use super::{Specials, Tokenizer};
 
@@ -125,9 +127,7 @@ impl Tokenizer {
         let spelling = spelling(&file);
         let tokens = file.all_tokens();
         let merges = file.model.take_merges()?;
-        let model = file.merge_model(merges)?;
-        let normalizer = stage::<NormalizerWrapper>("normalizer", &file.normalizer)?;
-        let pre_tokenizer = stage::<PreTokenizerWrapper>("pre_tokenizer", &file.pre_tokenizer)?;
+        let pipeline = file.pipeline(merges)?;
         let vocabulary = Vocabulary::new(tokens, spelling)?;
         let specials = specials(&file, &config, &vocabulary);
         let added = file.added_tokens.into_iter().map(|token| AddedToken {
@@ -139,7 +139,7 @@ impl Tokenizer {
             single_word: token.single_word,
         });
         let added = AddedTokens::new(added.collect());
-        Ok(Self { vocabulary, added, pipeline: Pipeline::new(normalizer, pre_tokenizer, model), specials })
+        Ok(Self { vocabulary, added, pipeline, specials })
     }
 }
 
@@ -157,9 +157,9 @@ impl TokenizerJson {
         normal.chain(added).collect()
     }
 
-    /// The merge model without added tokens, except those that merging itself needs.
-    fn merge_model(&mut self, merges: Vec<(String, String)>) -> Result<ModelWrapper, TokenizerError> {
-        let model = &mut self.model;
+    /// Refuses what the merge model can't be built from.
+    fn check_model(&self) -> Result<(), TokenizerError> {
+        let model = &self.model;
         if let Some(kind) = model.kind.as_deref().filter(|kind| *kind != "BPE") {
             return Err(TokenizerError::Unsupported {
                 field: "model.type",
@@ -178,19 +178,23 @@ impl TokenizerJson {
         }
         if let Some(unknown) = model.unk_token.as_ref().filter(|unknown| !model.vocab.contains_key(*unknown))
         {
-            return Err(TokenizerError::invalid(
-                "model.unk_token",
-                format!("{unknown:?} is no token of the model"),
-            ));
+            let reason = format!("{unknown:?} is no token of the model");
+            return Err(TokenizerError::invalid("model.unk_token", reason));
         }
-        let prefix = model.continuing_subword_prefix.as_deref().unwrap_or("");
-        if !prefix.is_empty() || model.end_of_word_suffix.as_deref().is_some_and(|suffix| !suffix.is_empty())
-        {
+        let affixes = [&model.continuing_subword_prefix, &model.end_of_word_suffix];
+        if affixes.into_iter().flatten().any(|affix| !affix.is_empty()) {
             return Err(TokenizerError::invalid(
                 "model.continuing_subword_prefix",
                 "word affixes aren't supported; byte-level and byte-fallback BPE are",
             ));
         }
+        Ok(())
+    }
+
+    /// The stages for ordinary text, without added tokens except those that merging itself needs.
+    fn pipeline(&mut self, merges: Vec<(String, String)>) -> Result<Pipeline, TokenizerError> {
+        self.check_model()?;
+        let model = &mut self.model;
         let vocab = &model.vocab;
         check_merges(merges.iter().map(|(l, r)| (l.as_str(), r.as_str())), |text| vocab.contains_key(text))?;
         let mut needed: HashSet<String> = HashSet::new();
@@ -201,6 +205,13 @@ impl TokenizerJson {
         for token in self.added_tokens.iter().filter(|token| !needed.contains(&token.content)) {
             model.vocab.remove(&token.content);
         }
+        let normalizer = stage::<NormalizerWrapper>("normalizer", &self.normalizer)?;
+        let composed = matches!(normalizer, Some(NormalizerWrapper::NFC(_)));
+        let plain = (composed || normalizer.is_none()) && model.unk_token.is_none() && !model.byte_fallback;
+        if let Some(words) = splitting::by_stages(&self.pre_tokenizer).filter(|_| plain) {
+            let pairs = BytePairs::new(&model.vocab, &merges, model.ignore_merges)?;
+            return Ok(Pipeline::Bytes { composed, words, pairs });
+        }
         let mut builder = BPE::builder()
             .vocab_and_merges(std::mem::take(&mut model.vocab).into_iter().collect::<Vocab>(), merges)
             .fuse_unk(model.fuse_unk)
@@ -210,7 +221,11 @@ impl TokenizerJson {
             builder = builder.unk_token(unknown);
         }
         let built = builder.build().map_err(|error| TokenizerError::invalid("model", error.to_string()))?;
-        Ok(built.into())
+        Ok(Pipeline::General {
+            normalizer,
+            pre_tokenizer: stage::<PreTokenizerWrapper>("pre_tokenizer", &self.pre_tokenizer)?,
+            model: Box::new(built.into()),
+        })
     }
 }
 

@@ -7,12 +7,15 @@ use std::fmt;
 
 mod added;
 mod alphabet;
+mod byte_pairs;
 mod error;
 mod gguf_vocab;
 mod hf_json;
+mod open;
 mod pipeline;
 mod splitting;
 mod vocabulary;
+mod words;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -25,6 +25,7 @@ pub(crate) struct Model {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: ChatTemplate,
     pub(crate) vocab: GgufVocab,
+    pub(crate) path: PathBuf,
 }
 
 /// SmolLM2's.
@@ -106,7 +107,7 @@ fn open(name: &str, published_as: &str) -> Model {
     let template =
         ChatTemplate::new(&string("tokenizer.chat_template"), named(tokenizer.bos()), named(tokenizer.eos()))
             .expect("the template is sound");
-    Model { template, tokenizer, vocab }
+    Model { template, tokenizer, vocab, path }
 }
 
 fn take<const N: usize>(file: &mut impl Read) -> [u8; N] {

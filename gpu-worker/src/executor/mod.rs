@@ -3,11 +3,14 @@
 //! The rule: the scheduler never sees a tensor, the executor never sees a tenant or a queue, and everything
 //! that crosses is plain data.
 
+pub mod fake;
+pub mod local;
 pub mod output;
 pub mod plan;
 
+pub use local::{LocalConfig, LocalExecutor};
 pub use output::{RowOutput, StepResult};
-pub use plan::{BlockId, NewSequence, PlanItem, SlotId, StepPlan};
+pub use plan::{BlockId, NewSequence, PlanItem, PromptLogprobs, SlotId, StepPlan};
 
 /// What an executor can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,304 @@
+//! The brain's settings: raw from the command line, resolved once.
+//!
+//! The rule: after [`Settings::resolve`] nothing is optional that the rest of the process would have to guess,
+//! and an error names the field, the value and the remedy.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+
+/// Most threads that make sense on one machine.
+const MAX_THREADS: usize = 1024;
+/// Most sequences that run at the same time.
+const MAX_SEQUENCES: u32 = 4096;
+/// Most tokens of one step.
+const MAX_STEP_TOKENS: u32 = 65_536;
+/// Fewest tokens of one step; below it a prompt makes no progress beside its neighbours.
+const MIN_STEP_TOKENS: u32 = 16;
+/// Most sequences that may wait.
+const MAX_WAITING: u32 = 1 << 20;
+
+/// Serves one model on one device to the gateways that connect to it.
+///
+/// It reads token ids and writes token ids; text, tenants' keys and HTTP stay in the gateway. It stops on
+/// SIGTERM or SIGINT after the sequences it holds have finished.
+#[derive(Debug, Parser)]
+#[command(name = "pons-brain", version)]
+pub struct Arguments {
+    /// Name of a known model, a .gguf file, or a directory with config.json and safetensors
+    #[arg(long, value_name = "NAME|PATH")]
+    pub model: String,
+
+    /// Where gateways connect: unix:PATH or tcp:HOST:PORT
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: String,
+
+    /// Name under which the model is served [default: the model's own]
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// Threads that compute [default: all the process may use]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+
+    /// Memory of the KV cache, such as 2GiB or 512MiB [default: from the available memory and the load]
+    #[arg(long, value_name = "SIZE")]
+    pub kv_memory: Option<String>,
+
+    /// Most sequences that run at the same time
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_sequences: u32,
+
+    /// Most tokens of prompt and output together [default: the model's own]
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<u32>,
+
+    /// Most tokens of one step [default: measured at start for the inter-token target]
+    #[arg(long, value_name = "TOKENS")]
+    pub step_tokens: Option<u32>,
+
+    /// Time between two tokens of a stream that prompt work beside it should keep to
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    pub inter_token_target_ms: u32,
+
+    /// Most sequences that may wait; further ones are refused at once
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub max_waiting: u32,
+
+    /// Most prompt tokens that may wait; further ones are refused at once
+    #[arg(long, value_name = "TOKENS", default_value_t = 2_000_000)]
+    pub max_waiting_tokens: u64,
+
+    /// Seconds that sequences get to finish after SIGTERM
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    pub drain_seconds: u32,
+
+    /// End when the parent process is gone, so that no brain outlives the gateway that started it
+    #[arg(long)]
+    pub exit_with_parent: bool,
+
+    /// What is logged to standard error: error, warn, info, debug, trace, or a filter such as info,pons_gpu_worker=debug
+    #[arg(long, value_name = "FILTER", env = "PONS_LOG", default_value = "info")]
+    pub log: String,
+
+    /// How log lines look
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// A setting that can't be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--{field} is {value}: {remedy}")]
+pub struct ConfigError {
+    /// The option, without its dashes.
+    pub field: &'static str,
+    /// What it was set to.
+    pub value: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// Where gateways connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// A unix socket; only this user may connect.
+    Unix(PathBuf),
+    /// Host and port.
+    Tcp(String),
+}
+
+/// Settings that were checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Model name or path, not yet located.
+    pub model: String,
+    /// Where to listen.
+    pub listen: ListenAddress,
+    /// Name to serve under, if not the model's own.
+    pub name: Option<String>,
+    /// Threads that compute.
+    pub threads: usize,
+    /// KV memory, if it is not to be computed.
+    pub kv_bytes: Option<u64>,
+    /// Most sequences that run.
+    pub max_sequences: u32,
+    /// Context, if not the model's own.
+    pub context_tokens: Option<u32>,
+    /// Step budget, if it is not to be measured.
+    pub step_tokens: Option<u32>,
+    /// Time between two tokens to keep to.
+    pub inter_token_target_ms: u32,
+    /// Most sequences that wait.
+    pub max_waiting: u32,
+    /// Most prompt tokens that wait.
+    pub max_waiting_tokens: u64,
+    /// Seconds that a drain may take.
+    pub drain_seconds: u32,
+    /// End with the parent process.
+    pub exit_with_parent: bool,
+    /// Log filter.
+    pub log: String,
+    /// Log format.
+    pub log_format: LogFormat,
+}
+
+impl Settings {
+    /// Checks the arguments and fills in what does not depend on the model.
+    pub fn resolve(raw: Arguments) -> Result<Self, ConfigError> {
+        let threads = match raw.threads {
+            Some(threads) => within("threads", threads, 1, MAX_THREADS)?,
+            None => std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
+        };
+        if let Some(name) = &raw.name {
+            let usable = !name.is_empty() && name.len() <= 256 && !name.chars().any(char::is_control);
+            if !usable {
+                return Err(error("name", name, "give 1 to 256 bytes without control characters"));
+            }
+        }
+        if raw.model.is_empty() {
+            return Err(error("model", "empty", "give a model name, a .gguf file or a model directory"));
+        }
+        Ok(Self {
+            listen: parse_listen(&raw.listen)?,
+            threads,
+            kv_bytes: raw.kv_memory.as_deref().map(parse_bytes).transpose()?,
+            max_sequences: within("max-sequences", raw.max_sequences, 1, MAX_SEQUENCES)?,
+            context_tokens: raw
+                .context
+                .map(|tokens| within("context", tokens, 32, u32::MAX / 2))
+                .transpose()?,
+            step_tokens: raw
+                .step_tokens
+                .map(|tokens| within("step-tokens", tokens, MIN_STEP_TOKENS, MAX_STEP_TOKENS))
+                .transpose()?,
+            inter_token_target_ms: within("inter-token-target-ms", raw.inter_token_target_ms, 1, 60_000)?,
+            max_waiting: within("max-waiting", raw.max_waiting, 1, MAX_WAITING)?,
+            max_waiting_tokens: within("max-waiting-tokens", raw.max_waiting_tokens, 1, 1 << 40)?,
+            drain_seconds: within("drain-seconds", raw.drain_seconds, 0, 86_400)?,
+            exit_with_parent: raw.exit_with_parent,
+            model: raw.model,
+            name: raw.name,
+            log: raw.log,
+            log_format: raw.log_format,
+        })
+    }
+
+    /// The context to serve, given the model's own.
+    pub fn context_for(&self, model_context: u32) -> Result<u32, ConfigError> {
+        match self.context_tokens {
+            Some(tokens) if tokens > model_context => Err(error(
+                "context",
+                tokens,
+                format!("the model was trained for {model_context} tokens; give at most that"),
+            )),
+            Some(tokens) => Ok(tokens),
+            None => Ok(model_context),
+        }
+    }
+
+    /// Number of KV blocks, given the size of one and the context.
+    pub fn blocks_for(&self, block_bytes: u64, block_tokens: u32, context: u32) -> Result<u32, ConfigError> {
+        let per_sequence = u64::from(context.div_ceil(block_tokens));
+        let blocks = match self.kv_bytes {
+            None => crate::memory::default_blocks(
+                crate::memory::available_bytes(),
+                block_bytes,
+                per_sequence,
+                u64::from(self.max_sequences),
+            ),
+            Some(bytes) => bytes / block_bytes.max(1),
+        };
+        if blocks < 2 {
+            let least = block_bytes.saturating_mul(2);
+            let value = format!("{} bytes", self.kv_bytes.unwrap_or(0));
+            return Err(error(
+                "kv-memory",
+                value,
+                format!("give at least {least} bytes, enough for two blocks"),
+            ));
+        }
+        u32::try_from(blocks).map_err(|_| {
+            error("kv-memory", format!("{blocks} blocks"), "give less memory; at most 4294967295 blocks fit")
+        })
+    }
+}
+
+fn error(field: &'static str, value: impl ToString, remedy: impl Into<String>) -> ConfigError {
+    ConfigError { field, value: value.to_string(), remedy: remedy.into() }
+}
+
+fn within<T: PartialOrd + ToString + Copy>(
+    field: &'static str,
+    value: T,
+    least: T,
+    most: T,
+) -> Result<T, ConfigError> {
+    if value < least || value > most {
+        let remedy = format!("give a number from {} to {}", least.to_string(), most.to_string());
+        return Err(error(field, value, remedy));
+    }
+    Ok(value)
+}
+
+fn parse_listen(text: &str) -> Result<ListenAddress, ConfigError> {
+    const REMEDY: &str = "give unix:PATH or tcp:HOST:PORT";
+    match text.split_once(':') {
+        Some(("unix", path)) if !path.is_empty() => {
+            // The address of a unix socket holds 108 bytes with its closing zero.
+            if path.len() > 107 {
+                return Err(error(
+                    "listen",
+                    text,
+                    "a unix socket path has at most 107 bytes; give a shorter one",
+                ));
+            }
+            Ok(ListenAddress::Unix(PathBuf::from(path)))
+        }
+        Some(("tcp", address)) => {
+            let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+            match port.map(|(_, port)| port.parse::<u16>()) {
+                Some(Ok(_)) => Ok(ListenAddress::Tcp(address.to_owned())),
+                _ => Err(error("listen", text, REMEDY)),
+            }
+        }
+        _ => Err(error("listen", text, REMEDY)),
+    }
+}
+
+fn parse_bytes(text: &str) -> Result<u64, ConfigError> {
+    const UNITS: [(&str, u64); 9] = [
+        ("TiB", 1 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+        ("TB", 1_000_000_000_000),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("kB", 1_000),
+        ("B", 1),
+    ];
+    let refused = || error("kv-memory", text, "give a size with a unit, such as 2GiB or 512MiB");
+    let trimmed = text.trim();
+    let (digits, unit) = UNITS
+        .iter()
+        .find_map(|&(name, unit)| Some((trimmed.strip_suffix(name)?, unit)))
+        .ok_or_else(refused)?;
+    let number: f64 = digits.trim().parse().map_err(|_| refused())?;
+    let bytes = number * unit as f64;
+    if !(bytes.is_finite() && (1.0..=(1u64 << 50) as f64).contains(&bytes)) {
+        return Err(refused());
+    }
+    Ok(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,11 @@
+//! The operations for AVX-512. The rule: functions here are reached only after [`crate::Isa`] has found the
+//! features they are compiled for.
+#![allow(unsafe_code)]
+
+mod attention;
+pub(crate) mod elementwise;
+mod matmul;
+mod source;
+
+pub(crate) use attention::attention_tile;
+pub(crate) use matmul::matmul_tile;

@@ -1,0 +1,16 @@
+//! The operations that a transformer and a sampler are made of. The rule: shapes are checked here, before any fast
+//! code runs; a mismatch is the caller's bug and panics with both numbers.
+
+mod attention;
+mod elementwise;
+mod matmul;
+mod reduce;
+mod share;
+
+pub use attention::attention;
+pub(crate) use attention::{Scene, Tile as AttentionTile};
+pub use elementwise::{add_assign, rms_norm, rope, silu_mul};
+pub(crate) use matmul::{Product, Tile as ProductTile};
+pub use matmul::{matmul, matmul_bias};
+pub use reduce::{argmax, log_sum_exp, max};
+pub(crate) use share::Share;

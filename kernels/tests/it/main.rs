@@ -1,0 +1,7 @@
+//! Every operation against its oracle, and the bit-for-bit promises that sampling rests on.
+
+mod attention;
+mod bits;
+mod elementwise;
+mod matmul;
+mod numbers;
