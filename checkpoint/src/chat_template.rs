@@ -129,8 +129,9 @@ impl ChatTemplate {
 
     /// Renders a conversation for a model's tokenizer.
     ///
-    /// If the template refuses the turns as they are, or leaves an instruction out, they are rearranged: see
-    /// [`turns`]. Instructions are never lost.
+    /// If the template refuses the turns as they are, or leaves an instruction out, they are rearranged:
+    /// neighbours of one role merged, then all system turns merged at the front, then their text put at the head
+    /// of the first user turn. Instructions are never lost.
     ///
     /// # Errors
     /// [`TemplateError::Refused`] with the template's own words if no arrangement pleases it; the other kinds
@@ -152,22 +153,22 @@ impl ChatTemplate {
             tool_calls: self.source.contains("tool_calls"),
         };
         let messages = turns::prepare(input.messages, knows);
+        let refusal = match self.render_complete(&messages, &messages, input, &guard) {
+            Err(TemplateError::Refused { reason, message }) => (reason, message),
+            settled => return settled,
+        };
         let mut tried: Vec<Vec<Json>> = Vec::new();
-        let mut first_refusal = None;
         for arrange in turns::ARRANGEMENTS {
             let arranged = arrange(&messages);
-            if tried.contains(&arranged) {
+            if arranged == messages || tried.contains(&arranged) {
                 continue;
             }
             match self.render_complete(&arranged, &messages, input, &guard) {
-                Err(refusal @ TemplateError::Refused { .. }) => {
-                    first_refusal.get_or_insert(refusal);
-                }
+                Err(TemplateError::Refused { .. }) => tried.push(arranged),
                 settled => return settled,
             }
-            tried.push(arranged);
         }
-        Err(self.with_position(first_refusal, &messages, input, &guard))
+        Err(self.with_position(refusal, &messages, input, &guard))
     }
 
     /// Renders one arrangement and makes sure that each instruction of `messages` is in the prompt.
@@ -228,16 +229,11 @@ impl ChatTemplate {
     /// Names the first message of a refused conversation: the last one of its shortest refused beginning.
     fn with_position(
         &self,
-        refusal: Option<TemplateError>,
+        (reason, known): (String, Option<usize>),
         messages: &[Json],
         input: &ChatInput<'_>,
         guard: &Guard<'_>,
     ) -> TemplateError {
-        let (reason, known) = match refusal {
-            Some(TemplateError::Refused { reason, message }) => (reason, message),
-            Some(other) => return other,
-            None => ("it refuses every arrangement".to_owned(), None),
-        };
         let (mut pleases, mut refused) = (0, messages.len());
         while known.is_none() && pleases + 1 < refused {
             let middle = pleases.midpoint(refused);

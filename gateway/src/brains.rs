@@ -5,7 +5,7 @@ use crate::brain::{BrainAddress, BrainPool, BrainSource};
 use crate::config::{ModelConfig, ResolvedConfig};
 use crate::openai::ServedModel;
 use crate::supervisor::{BrainSpec, Supervisor};
-use pons_checkpoint::{Checkpoint, ChatTemplate, Tokenizer, locate};
+use pons_checkpoint::{ChatTemplate, Checkpoint, Tokenizer, locate};
 use pons_protocol::inference::BrainHello;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,9 @@ pub enum BrainsError {
         reason: String,
     },
     /// The executable.
-    #[error("{BRAIN_PROGRAM} was found neither beside {own} nor in PATH; install both together or set PONS_BRAIN")]
+    #[error(
+        "{BRAIN_PROGRAM} was found neither beside {own} nor in PATH; install both together or set PONS_BRAIN"
+    )]
     NoProgram {
         /// Our own executable.
         own: PathBuf,
@@ -109,8 +111,7 @@ pub async fn start(config: &ResolvedConfig) -> Result<Brains, BrainsError> {
     })?;
     let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
 
-    let started: Vec<usize> =
-        (0..loaded.len()).filter(|index| loaded[*index].0.brain.is_none()).collect();
+    let started: Vec<usize> = (0..loaded.len()).filter(|index| loaded[*index].0.brain.is_none()).collect();
     let sockets = if started.is_empty() { None } else { Some(socket_dir(&config.state_dir)?) };
     let mut sources = Vec::new();
     let mut commands = Vec::new();
@@ -138,7 +139,8 @@ fn read_files(model: &ModelConfig) -> Result<ModelFiles, BrainsError> {
     let failed = |reason: String| BrainsError::Model { model: model.name.clone(), reason };
     let path = locate::locate(&model.path).map_err(|error| failed(error.to_string()))?;
     // The brain may run in another working directory.
-    let path = std::fs::canonicalize(&path).map_err(|error| failed(format!("{}: {error}", path.display())))?;
+    let path =
+        std::fs::canonicalize(&path).map_err(|error| failed(format!("{}: {error}", path.display())))?;
     let checkpoint = Checkpoint::open(&path).map_err(|error| failed(error.to_string()))?;
     let tokenizer = Tokenizer::open(&checkpoint).map_err(|error| failed(error.to_string()))?;
     let template = ChatTemplate::open(&checkpoint, &tokenizer).map_err(|error| failed(error.to_string()))?;

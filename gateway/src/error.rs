@@ -184,7 +184,8 @@ impl ApiError {
 
     /// 413: the body exceeds the limit.
     pub fn too_large(limit_bytes: u64) -> Self {
-        let message = format!("the request body exceeds the limit of {limit_bytes} bytes; send a smaller one");
+        let message =
+            format!("the request body exceeds the limit of {limit_bytes} bytes; send a smaller one");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID_REQUEST, "request_too_large", message)
     }
 

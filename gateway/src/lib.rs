@@ -5,6 +5,7 @@
 pub mod app;
 pub mod brain;
 pub mod brains;
+pub mod cli;
 pub mod config;
 pub mod error;
 mod exchange;

@@ -18,8 +18,6 @@ const GUARDS: std::ops::RangeInclusive<char> = '\u{FDD0}'..='\u{FDEF}';
 /// How much a text is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// Names that templates compare, such as roles.
-    Literal,
     /// What an assistant said: `<think>` or `<tool_call>` may be its own marks, control tokens may not.
     Assistant,
     /// Anything else: no added token is believed.
@@ -77,9 +75,6 @@ impl<'t> Guard<'t> {
 
     /// One text with the guard wherever an added token could be read, or could begin at its end.
     pub(super) fn text(&self, text: &str, trust: Trust) -> String {
-        if trust == Trust::Literal {
-            return text.to_owned();
-        }
         let mut places = Vec::new();
         let mut from = 0;
         while let Some(found) = self.added.find(text, from) {
@@ -116,24 +111,22 @@ impl<'t> Guard<'t> {
             Json::Number(number) => number_value(number),
             Json::String(text) => Value::from(self.text(text, trust)),
             Json::Array(items) => items.iter().map(|item| self.value(item, trust)).collect(),
-            Json::Object(map) => Value::from_pairs(map.iter().map(|(key, item)| {
-                let trust = if key == "type" { Trust::Literal } else { trust };
-                (self.text(key, trust), self.value(item, trust))
-            })),
+            Json::Object(map) => Value::from_pairs(
+                map.iter().map(|(key, item)| (self.text(key, Trust::Data), self.value(item, trust))),
+            ),
         }
     }
 
-    /// A message: its role is a name, its content is trusted according to the role.
+    /// A message, whose content is trusted according to its role.
     pub(super) fn message(&self, message: &Json) -> Value {
         let Json::Object(map) = message else { return self.value(message, Trust::Data) };
         let assistant = map.get("role").and_then(Json::as_str) == Some("assistant");
         Value::from_pairs(map.iter().map(|(key, item)| {
             let trust = match key.as_str() {
-                "role" => Trust::Literal,
                 "content" | "reasoning_content" if assistant => Trust::Assistant,
                 _ => Trust::Data,
             };
-            (key.clone(), self.value(item, trust))
+            (self.text(key, Trust::Data), self.value(item, trust))
         }))
     }
 }

@@ -11,9 +11,8 @@ const BETWEEN: &str = "\n\n";
 /// A way to arrange the turns.
 type Arrangement = fn(&[Json]) -> Vec<Json>;
 
-/// Ways to arrange the turns, from the most to the least faithful.
-pub(super) const ARRANGEMENTS: [Arrangement; 4] =
-    [<[Json]>::to_vec, merge_neighbours, system_first, system_in_user];
+/// Ways to arrange turns that were refused as they are, from the most to the least faithful.
+pub(super) const ARRANGEMENTS: [Arrangement; 3] = [merge_neighbours, system_first, system_in_user];
 
 /// What a template knows of.
 #[derive(Debug, Clone, Copy)]

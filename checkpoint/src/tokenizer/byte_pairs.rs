@@ -124,8 +124,8 @@ impl BytePairs {
             found.unwrap_or((u32::MAX, 0))
         };
         let mut length = ids.len() - start;
-        for at in 0..length.saturating_sub(1) {
-            ranks[at] = rank_at(&ids[start..], at);
+        for (at, rank) in ranks[..length].iter_mut().enumerate() {
+            *rank = rank_at(&ids[start..], at);
         }
         while length > 1 {
             let Some((at, (rank, joined))) =

@@ -94,9 +94,11 @@ impl GgufVocab {
             .collect::<Result<Vec<_>, _>>()?;
         let Splitting { composed, cut, ignore_merges } = splitting::by_name(&self.pre)?;
         Ok(match cut {
-            Cut::Words(words) => {
-                Pipeline::Bytes { composed, words, pairs: BytePairs::new(&vocab, &merges, ignore_merges)? }
-            }
+            Cut::Words(words) => Pipeline::Bytes {
+                composed,
+                words,
+                pairs: Box::new(BytePairs::new(&vocab, &merges, ignore_merges)?),
+            },
             Cut::Pattern(pre_tokenizer) => Pipeline::General {
                 normalizer: None,
                 pre_tokenizer: Some(*pre_tokenizer),

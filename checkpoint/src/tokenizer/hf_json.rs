@@ -209,7 +209,7 @@ impl TokenizerJson {
         let composed = matches!(normalizer, Some(NormalizerWrapper::NFC(_)));
         let plain = (composed || normalizer.is_none()) && model.unk_token.is_none() && !model.byte_fallback;
         if let Some(words) = splitting::by_stages(&self.pre_tokenizer).filter(|_| plain) {
-            let pairs = BytePairs::new(&model.vocab, &merges, model.ignore_merges)?;
+            let pairs = Box::new(BytePairs::new(&model.vocab, &merges, model.ignore_merges)?);
             return Ok(Pipeline::Bytes { composed, words, pairs });
         }
         let mut builder = BPE::builder()

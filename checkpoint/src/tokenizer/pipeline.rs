@@ -26,7 +26,7 @@ pub(super) enum Pipeline {
         /// How text is cut.
         words: Words,
         /// How words are merged.
-        pairs: BytePairs,
+        pairs: Box<BytePairs>,
     },
     /// Anything else that the `tokenizers` crate reads.
     General {

@@ -236,3 +236,13 @@ fn llama_two_style_vocabularies_fall_back_to_bytes() {
     assert_eq!(tokenizer.token_bytes(5 + 10), Some(&b"\n"[..]));
     assert!(!tokenizer.encode("<s><unk>").contains(&1));
 }
+
+#[test]
+fn one_tokenizer_serves_many_threads() {
+    let tokenizer = tiny();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(tokenizer.encode("hello hello"), [259, 260]));
+        }
+    });
+}

@@ -34,6 +34,7 @@ pub(super) fn version() -> Reply {
 }
 
 pub(super) fn metrics(app: &App) -> Reply {
-    let text = app.metrics.scrape(&app.pool().status(), &app.brains.restarts(), &app.store.take_commit_seconds());
+    let text =
+        app.metrics.scrape(&app.pool().status(), &app.brains.restarts(), &app.store.take_commit_seconds());
     reply_body::whole(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text)
 }

@@ -46,4 +46,3 @@ impl Default for RequestLimits {
         Self { max_prompt_tokens: None, max_output_tokens: None, max_sequences: 1024 }
     }
 }
-

@@ -221,7 +221,12 @@ impl Metrics {
     }
 
     /// The text of a scrape. The brains' state and the commits are those since the last one.
-    pub fn scrape(&self, brains: &[BrainStatus], restarts: &[(String, u64)], commit_seconds: &[f64]) -> String {
+    pub fn scrape(
+        &self,
+        brains: &[BrainStatus],
+        restarts: &[(String, u64)],
+        commit_seconds: &[f64],
+    ) -> String {
         for brain in brains {
             self.record_brain(brain);
         }

@@ -110,7 +110,8 @@ impl StopMatcher {
             self.matched[index] = pattern.advance(self.matched[index], byte);
             if self.matched[index] == pattern.text.len() {
                 // A complete match may not be advanced further; the stream is over anyway.
-                let longer = hit.is_none_or(|best| self.strings.patterns[best].text.len() < pattern.text.len());
+                let longer =
+                    hit.is_none_or(|best| self.strings.patterns[best].text.len() < pattern.text.len());
                 if longer {
                     hit = Some(index);
                 }
@@ -178,7 +179,10 @@ mod tests {
     fn c_stop_sequences_04_a_false_start_is_released() {
         let (text, hit, frames) = run(&["green blue"], &["red gre", "en bl", "ack end"], false);
         assert_eq!((text.as_str(), hit), ("red green black end", None));
-        assert_eq!(frames, ["red ", "", "green black e".strip_suffix(" e").map_or("", |_| "green black end")]);
+        assert_eq!(
+            frames,
+            ["red ", "", "green black e".strip_suffix(" e").map_or("", |_| "green black end")]
+        );
     }
 
     #[test]

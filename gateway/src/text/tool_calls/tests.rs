@@ -41,8 +41,10 @@ fn c_tool_call_streaming_01_two_calls_follow_each_other() {
         "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Lima\"}}\n</tool_call>",
     ]);
     assert_eq!(text, "");
-    let expected =
-        [call("get_weather", "{\"city\": \"Oslo\"}", true), call("get_weather", "{\"city\": \"Lima\"}", true)];
+    let expected = [
+        call("get_weather", "{\"city\": \"Oslo\"}", true),
+        call("get_weather", "{\"city\": \"Lima\"}", true),
+    ];
     assert_eq!(calls, expected);
 }
 
@@ -71,13 +73,15 @@ fn c_tool_call_streaming_05_a_limit_inside_a_call_delivers_what_exists() {
 
 #[test]
 fn arguments_before_the_name_wait_for_it() {
-    let (_, calls) = tagged(&["<tool_call>{\"arguments\": {\"a\":[1,{}]} , \"name\": \"reserve\"}</tool_call>"]);
+    let (_, calls) =
+        tagged(&["<tool_call>{\"arguments\": {\"a\":[1,{}]} , \"name\": \"reserve\"}</tool_call>"]);
     assert_eq!(calls, [call("reserve", "{\"a\":[1,{}]}", true)]);
 }
 
 #[test]
 fn arguments_written_as_a_string_are_their_content() {
-    let (_, calls) = tagged(&["<tool_call>{\"name\":\"reserve\",\"arguments\":\"{\\\"qty\\\": 7}\"}</tool_call>"]);
+    let (_, calls) =
+        tagged(&["<tool_call>{\"name\":\"reserve\",\"arguments\":\"{\\\"qty\\\": 7}\"}</tool_call>"]);
     assert_eq!(calls, [call("reserve", "{\"qty\": 7}", true)]);
 }
 
