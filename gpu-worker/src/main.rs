@@ -84,7 +84,7 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
     let began = Instant::now();
     let path = locate::locate(&settings.model)?;
     let checkpoint = Checkpoint::open(&path)?;
-    let tokenizer = Tokenizer::of_checkpoint(&checkpoint)?;
+    let tokenizer = Tokenizer::open(&checkpoint)?;
     let mut executor = load(settings, &checkpoint)?;
     let limits = executor.limits();
     let eos_token_ids = checkpoint.config().eos.clone();

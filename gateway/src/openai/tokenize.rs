@@ -1,0 +1,77 @@
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`.
+//!
+//! The rule: the same ids, limits and vocabulary checks as for inference.
+
+use serde_json::{Value, json};
+
+use super::chat::ids_of_messages;
+use super::completion::ids_of_text;
+use super::fields::Fields;
+use super::sampling::token_ids;
+use super::served::ServedModel;
+use crate::error::ApiError;
+
+/// Most ids of one request.
+const MAX_IDS: usize = 1 << 20;
+
+/// Answers `{model, prompt | messages, add_special_tokens, return_token_strs}`.
+///
+/// # Errors
+/// A 400 that names what is wrong.
+pub fn tokenize(body: &Value, model: &ServedModel) -> Result<Value, ApiError> {
+    let fields = Fields::top(body)?;
+    let ids = match (fields.string("prompt")?, fields.get("messages")) {
+        (Some(_), Some(_)) => {
+            let message = "prompt and messages can't be used together; send one of them";
+            return Err(ApiError::invalid("messages", message));
+        }
+        (Some(text), None) => {
+            let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
+            let ids = model.tokenizer.encode(text);
+            if add_special && !(text.is_empty() && !model.tokenizer.add_bos()) {
+                ids_of_text(model, text, true)
+            } else {
+                ids
+            }
+        }
+        (None, Some(_)) => ids_of_messages(&fields, model)?,
+        (None, None) => return Err(ApiError::missing("prompt")),
+    };
+    let mut reply = json!({"count": ids.len(), "max_model_len": model.context_tokens, "tokens": ids});
+    if fields.bool("return_token_strs")?.unwrap_or(false) {
+        let text = |id: &u32| model.tokenizer.token_text(*id).unwrap_or_default().to_owned();
+        reply["token_strs"] = ids.iter().map(text).collect::<Vec<_>>().into();
+    } else {
+        reply["token_strs"] = Value::Null;
+    }
+    Ok(reply)
+}
+
+/// Answers `{model, tokens}`.
+///
+/// # Errors
+/// A 400 that names what is wrong.
+pub fn detokenize(body: &Value, model: &ServedModel) -> Result<Value, ApiError> {
+    let fields = Fields::top(body)?;
+    if fields.get("tokens").is_none() {
+        return Err(ApiError::missing("tokens"));
+    }
+    let ids = token_ids(&fields, "tokens", model, MAX_IDS)?;
+    Ok(json!({"prompt": model.tokenizer.decode(&ids, false)}))
+}
+
+/// What evaluation harnesses ask of a remote tokenizer.
+pub fn tokenizer_info(model: &ServedModel) -> Value {
+    let text = |id: Option<u32>| id.and_then(|id| model.tokenizer.token_text(id));
+    let eos = model.eos.first().copied().or(model.tokenizer.eos());
+    json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": text(model.tokenizer.bos()),
+        "eos_token": text(eos),
+        "pad_token": null,
+        "add_bos_token": model.tokenizer.add_bos(),
+        "model_max_length": model.context_tokens,
+        "vocab_size": model.vocab_size,
+        "chat_template": model.template.source(),
+    })
+}
