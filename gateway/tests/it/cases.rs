@@ -1,4 +1,7 @@
 //! The public case suite, each case under its id. The rule: a case is told once, on every route and in both modes
 //! that share its code.
 
+mod error_shape;
+mod http_surface;
+mod input_parsing;
 mod streaming_framing;

@@ -103,6 +103,15 @@ impl Stack {
         records
     }
 
+    /// Makes a key, after which every request needs one.
+    pub(crate) async fn create_key(&self, tenant: &str) -> String {
+        let bearer = format!("Bearer {}", self.server.admin_token());
+        let request = Request::post("/admin/v1/keys", &json!({"tenant": tenant})).with("authorization", &bearer);
+        let answer = self.send(&request).await;
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+        answer.json()["key"].as_str().expect("the key is told once").to_owned()
+    }
+
     pub(crate) async fn metrics(&self) -> String {
         self.get("/metrics").await.text().to_owned()
     }
