@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pons_checkpoint::Checkpoint;
+use pons_checkpoint::chat_template::ChatTemplate;
+use pons_checkpoint::fixture::write_tiny_llama;
+use pons_checkpoint::tokenizer::Tokenizer;
 use pons_protocol::PROTOCOL_VERSION;
 use pons_protocol::capacity::Capacity;
 use pons_protocol::id::{SequenceId, TenantId};
@@ -15,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::*;
-use crate::openai::ServedModel;
+use crate::openai::{RequestLimits, ServedModel};
 
 /// A brain that a test plays by hand.
 struct Played {
@@ -112,10 +116,24 @@ impl Fixture {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("brain.sock");
         let listener = UnixListener::bind(&path).unwrap();
+        write_tiny_llama(&folder.path().join("model"), 1, &[]).unwrap();
+        let checkpoint = Checkpoint::open(&folder.path().join("model")).unwrap();
+        let tokenizer = Arc::new(Tokenizer::open(&checkpoint).unwrap());
+        let template = Arc::new(ChatTemplate::open(&checkpoint, &tokenizer).unwrap());
         let source = BrainSource {
             model: "m".to_owned(),
             address: BrainAddress::Unix(path),
-            serve: Box::new(|hello| crate::openai::ServedModel::for_tests("m", hello)),
+            serve: Box::new(move |hello| ServedModel {
+                name: "m".to_owned(),
+                tokenizer: Arc::clone(&tokenizer),
+                template: Arc::clone(&template),
+                context_tokens: hello.context_tokens,
+                vocab_size: hello.vocab_size,
+                eos: hello.eos_token_ids.clone(),
+                fingerprint: hello.fingerprint.clone(),
+                created: 0,
+                limits: RequestLimits::default(),
+            }),
         };
         let pool = BrainPool::start(vec![source], Duration::from_secs(5));
         let played = Played::accept(&listener).await;

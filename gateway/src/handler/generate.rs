@@ -30,11 +30,11 @@ pub(super) async fn handle(call: Call<'_>, incoming: &mut Option<Incoming>) -> R
     let ledger = app.store.try_ledger_slot().ok_or_else(|| busy("unwritten ledger records"))?;
     let body = read_body(&call, incoming).await?;
     let (model, prepared) = prepare(&call, body).await?;
-    let Prepared { sequences, stream, reply, priority, .. } = prepared;
+    let Prepared { sequences, stream, reply, serving } = prepared;
     let request = GenerateRequest {
         tenant: TenantId(caller.tenant_id),
-        cache_salt: caller.cache_salt,
-        priority,
+        cache_salt: caller.cache_salt_with(serving.cache_salt.as_deref()),
+        priority: serving.priority,
         sequences,
         timeouts: timeouts(&app),
     };

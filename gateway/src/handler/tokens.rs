@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use std::sync::Arc;
 
-type Answer = fn(Value, &Arc<ServedModel>) -> Result<Value, ApiError>;
+type Answer = fn(&Value, &ServedModel) -> Result<Value, ApiError>;
 
 pub(super) async fn tokenize(call: &Call<'_>, incoming: &mut Option<Incoming>) -> Result<Reply, ApiError> {
     answer(call, incoming, openai::tokenize).await
@@ -27,7 +27,7 @@ async fn answer(call: &Call<'_>, incoming: &mut Option<Incoming>, answer: Answer
         let name = openai::model_name(&value)?;
         arrival.set_model(name);
         let model = app.model(name)?;
-        answer(value, &model)
+        answer(&value, &model)
     })
     .await?;
     Ok(reply_body::json(&value))

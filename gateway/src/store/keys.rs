@@ -68,6 +68,17 @@ pub struct Caller {
     pub cache_salt: [u8; 16],
 }
 
+impl Caller {
+    /// The tenant's salt, narrowed by one that the client names. A client's value alone would let it name
+    /// another tenant's cache.
+    pub fn cache_salt_with(&self, named: Option<&str>) -> [u8; 16] {
+        match named {
+            Some(named) => first_half(Sha256::new().chain_update(self.cache_salt).chain_update(named)),
+            None => self.cache_salt,
+        }
+    }
+}
+
 /// All valid keys by hash. Looking up a hash tells nothing about how close a wrong key was.
 #[derive(Clone, Debug)]
 pub struct KeyRing {
@@ -130,14 +141,15 @@ pub fn hash_key(key: &str) -> [u8; 32] {
 
 /// Derived, so that it survives restarts and differs between installations.
 pub(super) fn cache_salt(secret: &[u8; 32], tenant_id: u64) -> [u8; 16] {
-    let mut hasher = Sha256::new();
-    hasher.update(b"pons prefix cache\0");
-    hasher.update(secret);
-    hasher.update(tenant_id.to_le_bytes());
+    let named = Sha256::new().chain_update(b"pons prefix cache\0").chain_update(secret);
+    first_half(named.chain_update(tenant_id.to_le_bytes()))
+}
+
+fn first_half(hasher: Sha256) -> [u8; 16] {
     let digest: [u8; 32] = hasher.finalize().into();
-    let mut salt = [0u8; 16];
-    salt.copy_from_slice(&digest[..16]);
-    salt
+    let mut half = [0; 16];
+    half.copy_from_slice(&digest[..16]);
+    half
 }
 
 /// Creates a tenant unless it exists, and returns its number.

@@ -1,187 +1,177 @@
-//! A whole gateway in this process with a scripted brain behind it. The rule: every test has its own, on its own
-//! port with its own state, and asks it over TCP.
+//! A whole server on loopback and an HTTP client of a few lines, so that every byte of both sides is seen.
 
-use std::net::SocketAddr;
-use std::path::Path;
-
-use pons_gateway::config::{self, Overrides};
+use crate::brain::ScriptedBrain;
+use pons_checkpoint::fixture::write_tiny_llama;
+use pons_gateway::config::{self, Overrides, ResolvedConfig};
 use pons_gateway::server::{self, RunningServer};
-use serde_json::{Value, json};
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
-use crate::model;
-use crate::raw_http::{self, Answer, Request};
-use crate::scripted::{Script, ScriptedBrain, hello};
+/// No test waits longer for anything.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A gateway, its brain and its folder.
-pub(crate) struct Stack {
-    pub(crate) brain: ScriptedBrain,
-    pub(crate) server: RunningServer,
-    pub(crate) folder: tempfile::TempDir,
+/// Name of the served model; it has what URLs don't like.
+pub const MODEL: &str = "org/tiny:1b";
+
+/// A server, its brain and its folder.
+pub struct Fixture {
+    pub server: RunningServer,
+    pub brain: ScriptedBrain,
+    pub dir: tempfile::TempDir,
 }
 
-/// Starts a gateway whose configuration file is `toml` and whose state is in `folder`.
-pub(crate) async fn serve(folder: &Path, toml: &str) -> RunningServer {
-    let raw = config::parse(Path::new("test.toml"), toml).expect("the test's configuration is valid");
-    let overrides = Overrides {
-        listen: Some("127.0.0.1:0".to_owned()),
-        state_dir: Some(folder.join("state")),
-        ..Overrides::default()
-    };
-    let config = config::resolve(raw, overrides).expect("the test's configuration is valid");
-    server::start(config).await.expect("the server starts")
-}
-
-/// Waits until the gateway can serve its models.
-pub(crate) async fn ready(address: SocketAddr) {
-    let wait = async {
-        while raw_http::send(address, &Request::new("GET", "/ready")).await.status() != 200 {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(raw_http::PATIENCE, wait).await.expect("the brain connects in time");
-}
-
-impl Stack {
-    /// With default settings.
-    pub(crate) async fn start() -> Self {
-        Self::with("").await
+impl Fixture {
+    /// Starts with the default limits.
+    pub async fn start() -> Self {
+        Self::start_with("").await
     }
 
-    /// With these lines of configuration before the model's.
-    pub(crate) async fn with(toml: &str) -> Self {
-        Self::named(model::NAME, toml, "").await
+    /// Starts with these lines at the head of the configuration file, and waits until it is ready.
+    pub async fn start_with(lines: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let tiny = write_tiny_llama(&dir.path().join("model"), 7, &[]).unwrap();
+        drop(tiny);
+        let brain = ScriptedBrain::start(&dir.path().join("model"), &dir.path().join("brain.sock"));
+        let server = server::start(configuration(dir.path(), lines)).await.unwrap();
+        let fixture = Self { server, brain, dir };
+        fixture.until_ready().await;
+        fixture
     }
 
-    /// Serving the model under another name, with further lines of configuration before and in its entry.
-    pub(crate) async fn named(name: &str, toml: &str, model_toml: &str) -> Self {
-        let folder = tempfile::tempdir().expect("there is a temporary directory");
-        let socket = folder.path().join("brain.sock");
-        let brain = ScriptedBrain::start(&socket, hello(name, model::vocab_size(), model::CONTEXT, model::eos()));
-        let toml = format!(
-            "{toml}\n[[model]]\nname = {name:?}\npath = {:?}\nbrain = \"unix:{}\"\n{model_toml}",
-            model::path(),
-            socket.display()
-        );
-        let server = serve(folder.path(), &toml).await;
-        ready(server.address()).await;
-        Self { brain, server, folder }
-    }
-
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.server.address()
     }
 
-    pub(crate) async fn send(&self, request: &Request) -> Answer {
-        raw_http::send(self.address(), request).await
+    pub async fn get(&self, path: &str) -> Answer {
+        call(self.address(), "GET", path, &[], b"").await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
-        self.send(&Request::post(path, body)).await
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        let headers = [("content-type", "application/json")];
+        call(self.address(), "POST", path, &headers, body.to_string().as_bytes()).await
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
-        self.send(&Request::new("GET", path)).await
+    pub async fn admin(&self, method: &str, path: &str, body: &str) -> Answer {
+        let token = format!("Bearer {}", self.server.admin_token());
+        call(self.address(), method, path, &[("authorization", &token)], body.as_bytes()).await
     }
 
-    /// A chat of one message with these further fields.
-    pub(crate) async fn chat(&self, fields: Value) -> Answer {
-        self.post(CHAT, &chat(fields)).await
-    }
-
-    pub(crate) async fn complete(&self, fields: Value) -> Answer {
-        self.post(COMPLETIONS, &completion(fields)).await
-    }
-
-    /// The ledger's records so far, oldest first.
-    pub(crate) async fn ledger(&self) -> Vec<Value> {
-        let bearer = format!("Bearer {}", self.server.admin_token());
-        let request = Request::new("GET", "/admin/v1/ledger?limit=10000").with("authorization", &bearer);
-        let answer = self.send(&request).await;
-        assert_eq!(answer.status(), 200, "{}", answer.text());
-        let mut records = answer.json()["data"].as_array().expect("a list").clone();
-        records.sort_by_key(|record| record["time_ms"].as_u64());
-        records
-    }
-
-    /// Makes a key, after which every request needs one.
-    pub(crate) async fn create_key(&self, tenant: &str) -> String {
-        let bearer = format!("Bearer {}", self.server.admin_token());
-        let request = Request::post("/admin/v1/keys", &json!({"tenant": tenant})).with("authorization", &bearer);
-        let answer = self.send(&request).await;
-        assert_eq!(answer.status(), 200, "{}", answer.text());
-        answer.json()["key"].as_str().expect("the key is told once").to_owned()
-    }
-
-    pub(crate) async fn metrics(&self) -> String {
-        self.get("/metrics").await.text().to_owned()
-    }
-
-    /// After whatever went before: one ordinary request must be served.
-    pub(crate) async fn assert_healthy(&self) {
-        self.brain.always(Script::default());
-        let answer = self.chat(json!({})).await;
-        assert_eq!(answer.status(), 200, "{}", answer.text());
-        assert_eq!(answer.json()["choices"][0]["message"]["content"], "Hello, world.");
-    }
-
-    /// Checks an error's status, shape and headers, then that the server is healthy.
-    pub(crate) async fn assert_error(&self, answer: &Answer, status: u16, param: Option<&str>, code: Option<&str>) {
-        check_error(answer, status, param, code);
-        self.assert_healthy().await;
+    async fn until_ready(&self) {
+        let ready = async {
+            while self.get("/ready").await.status != 200 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, ready).await.expect("the server becomes ready");
     }
 }
 
-pub(crate) const CHAT: &str = "/v1/chat/completions";
-pub(crate) const COMPLETIONS: &str = "/v1/completions";
-
-/// The body of an ordinary chat request with these further fields.
-pub(crate) fn chat(fields: Value) -> Value {
-    merged(json!({"model": model::NAME, "messages": [{"role": "user", "content": "Say hello."}]}), fields)
+/// The configuration of a test server whose brain is the scripted one.
+pub fn configuration(dir: &Path, lines: &str) -> ResolvedConfig {
+    let text = format!(
+        "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n{lines}\n[[model]]\nname = \"{MODEL}\"\npath = {:?}\nbrain = {:?}\n\
+         price_prompt = 1000000\nprice_output = 2000000\n",
+        dir.join("state"),
+        dir.join("model"),
+        format!("unix:{}", dir.join("brain.sock").display()),
+    );
+    let raw = config::parse(&PathBuf::from("test.toml"), &text).unwrap();
+    config::resolve(raw, Overrides::default()).unwrap()
 }
 
-pub(crate) fn completion(fields: Value) -> Value {
-    merged(json!({"model": model::NAME, "prompt": "Hello"}), fields)
+/// An answer, with its body put together.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
 }
 
-/// `base` with the fields of `more` added or replaced.
-pub(crate) fn merged(mut base: Value, more: Value) -> Value {
-    let (Some(target), Value::Object(more)) = (base.as_object_mut(), more) else { panic!("both are objects") };
-    target.extend(more);
-    base
+impl Answer {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8(self.body.clone()).expect("bodies are UTF-8")
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", String::from_utf8_lossy(&self.body)))
+    }
+
+    /// The error object, after checking that it has its four keys and nothing is off about them.
+    pub fn error(&self) -> Value {
+        let value = self.json();
+        let error = value["error"].as_object().expect("an error object").clone();
+        for key in ["message", "type", "param", "code"] {
+            assert!(error.contains_key(key), "{key} is missing in {value}");
+        }
+        assert!(error["code"].is_string() || error["code"].is_null(), "{value}");
+        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{value}");
+        assert!(self.header("x-request-id").is_some());
+        assert!(self.header("content-type").unwrap().starts_with("application/json"));
+        value["error"].clone()
+    }
 }
 
-/// An error object with all four keys and its headers. `None` for param or code means that any will do.
-#[track_caller]
-pub(crate) fn check_error(answer: &Answer, status: u16, param: Option<&str>, code: Option<&str>) {
-    assert_eq!(answer.status(), status, "{}", answer.text());
-    assert_eq!(answer.head.header("content-type"), Some("application/json"));
-    assert!(answer.head.header("x-request-id").is_some_and(|id| !id.is_empty()));
-    let body = answer.json();
-    assert_eq!(body.as_object().map(|o| o.len()), Some(1), "{body}");
-    check_error_object(&body["error"]);
-    let error = &body["error"];
-    if let Some(param) = param {
-        let found = error["param"].as_str().unwrap_or_default();
-        assert!(found == param || found.starts_with(&format!("{param}.")) || found.starts_with(&format!("{param}[")), "{error}");
+/// One request on a connection of its own.
+pub async fn call(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Answer {
+    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
     }
-    if let Some(code) = code {
-        assert_eq!(error["code"], code, "{error}");
+    if !body.is_empty() || method == "POST" {
+        head.push_str(&format!("content-length: {}\r\n", body.len()));
     }
-    if (400..500).contains(&status) && status != 429 {
-        assert_eq!(error["type"], "invalid_request_error", "{error}");
-    }
+    head.push_str("\r\n");
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+        let mut raw = Vec::new();
+        stream.read_to_end(&mut raw).await.unwrap();
+        parse(&raw)
+    };
+    tokio::time::timeout(PATIENCE, exchange).await.expect("an answer in time")
 }
 
-/// All four keys, a message, and a code that is a string or null.
-#[track_caller]
-pub(crate) fn check_error_object(error: &Value) {
-    let keys: Vec<&str> = error.as_object().expect("an object").keys().map(String::as_str).collect();
-    assert_eq!(keys.len(), 4, "{error}");
-    for key in ["message", "type", "param", "code"] {
-        assert!(keys.contains(&key), "{error} has no {key}");
+/// Takes an answer apart; chunked bodies are joined.
+pub fn parse(raw: &[u8]) -> Answer {
+    let at = raw.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
+    let head = String::from_utf8(raw[..at].to_vec()).unwrap();
+    let mut lines = head.split("\r\n");
+    let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+    let headers: Vec<(String, String)> = lines
+        .map(|line| line.split_once(':').unwrap())
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+        .collect();
+    let rest = &raw[at + 4..];
+    let chunked = headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked");
+    let body = if chunked { join_chunks(rest) } else { rest.to_vec() };
+    Answer { status, headers, body }
+}
+
+/// Joins as many chunks as are there; a cut stream gives what had arrived.
+pub fn join_chunks(mut raw: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Some(at) = raw.windows(2).position(|window| window == b"\r\n") {
+        let size = usize::from_str_radix(std::str::from_utf8(&raw[..at]).unwrap(), 16).unwrap();
+        if size == 0 || raw.len() < at + 4 + size {
+            break;
+        }
+        body.extend_from_slice(&raw[at + 2..at + 2 + size]);
+        raw = &raw[at + 4 + size..];
     }
-    assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{error}");
-    assert!(error["type"].is_string(), "{error}");
-    assert!(error["code"].is_string() || error["code"].is_null(), "{error}");
-    assert!(error["param"].is_string() || error["param"].is_null(), "{error}");
+    body
 }

@@ -1,12 +1,11 @@
-//! The gateway from outside: a server in this process, a scripted or a real brain behind it, bytes on a socket
-//! before it. The rule: a test speaks HTTP, and sees what a client sees.
+//! The server as its clients see it: started in process on a free port, with a scripted brain behind it.
 
-#![allow(clippy::unwrap_used)]
-
+mod admin;
+mod auth;
+mod brain;
 mod cases;
+mod commands;
+mod errors;
 mod harness;
-mod model;
-mod raw_http;
-mod reading;
-mod scripted;
-mod sse;
+mod streams;
+mod surface;

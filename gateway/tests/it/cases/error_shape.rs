@@ -3,9 +3,9 @@
 use pons_protocol::inference::RejectReason;
 use serde_json::json;
 
-use crate::harness::{CHAT, COMPLETIONS, Stack, chat, check_error, check_error_object};
-use crate::raw_http::Request;
-use crate::scripted::{Act, Reception, Script};
+use crate::cases::harness::{CHAT, COMPLETIONS, Stack, chat, check_error, check_error_object};
+use crate::cases::raw_http::Request;
+use crate::cases::scripted::{Act, Reception, Script};
 
 #[tokio::test]
 async fn c_error_shape_01_unknown_model() {

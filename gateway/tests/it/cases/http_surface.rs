@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use pons_gateway::routes::ROUTES;
 use serde_json::json;
 
-use crate::harness::{CHAT, COMPLETIONS, Stack, chat, check_error, completion};
-use crate::model;
-use crate::raw_http::{Connection, Request};
-use crate::reading::Reading;
+use crate::cases::harness::{CHAT, COMPLETIONS, Stack, chat, check_error, completion};
+use crate::cases::model;
+use crate::cases::raw_http::{Connection, Request};
+use crate::cases::reading::Reading;
 
 #[tokio::test]
 async fn c_http_surface_01_preflight_without_credentials() {

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::harness::{CHAT, COMPLETIONS, Stack, chat, check_error};
-use crate::raw_http::{Connection, Request};
-use crate::reading::Reading;
-use crate::scripted::{Act, Script};
+use crate::cases::harness::{CHAT, COMPLETIONS, Stack, chat, check_error};
+use crate::cases::raw_http::{Connection, Request};
+use crate::cases::reading::Reading;
+use crate::cases::scripted::{Act, Script};
 
 fn chat_with_content(content: &str) -> String {
     format!(r#"{{"model":"M","messages":[{{"role":"user","content":"{content}"}}]}}"#)

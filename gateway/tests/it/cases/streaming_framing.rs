@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::harness::{CHAT, COMPLETIONS, Stack, chat, check_error_object, completion};
-use crate::raw_http::Request;
-use crate::reading::Reading;
-use crate::scripted::{Act, Script, Writes};
-use crate::sse::{Event, events};
+use crate::cases::harness::{CHAT, COMPLETIONS, Stack, chat, check_error_object, completion};
+use crate::cases::raw_http::Request;
+use crate::cases::reading::Reading;
+use crate::cases::scripted::{Act, Script, Writes};
+use crate::cases::sse::{Event, events};
 
 #[tokio::test]
 async fn c_streaming_framing_01_chunk_skeleton_of_an_ordinary_stream() {
@@ -72,7 +72,7 @@ async fn c_streaming_framing_03_frames_that_arrive_in_one_segment_stay_apart() {
 }
 
 /// What the client gets, without what differs from request to request.
-fn comparable(answer: &crate::raw_http::Answer) -> Vec<Value> {
+fn comparable(answer: &crate::cases::raw_http::Answer) -> Vec<Value> {
     let mut frames = Reading::of(answer).frames;
     for frame in &mut frames {
         for key in ["id", "created"] {

@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::raw_http::Answer;
-use crate::sse::{Event, events};
+use crate::cases::raw_http::Answer;
+use crate::cases::sse::{Event, events};
 
 /// One call of a tool.
 #[derive(Clone, Debug, PartialEq)]

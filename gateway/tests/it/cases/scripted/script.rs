@@ -8,7 +8,7 @@ use pons_protocol::id::TokenId;
 use pons_protocol::inference::RejectReason;
 use tokio::sync::Semaphore;
 
-use crate::model;
+use crate::cases::model;
 
 /// One step of a script.
 #[derive(Clone, Debug)]

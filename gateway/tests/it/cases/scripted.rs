@@ -169,7 +169,7 @@ impl ScriptedBrain {
     /// Waits until the log fulfils a condition.
     pub(crate) async fn until(&self, what: &str, mut condition: impl FnMut(&Log) -> bool) {
         let mut log = self.shared.log.subscribe();
-        let wait = tokio::time::timeout(crate::raw_http::PATIENCE, log.wait_for(|log| condition(log)));
+        let wait = tokio::time::timeout(crate::cases::raw_http::PATIENCE, log.wait_for(|log| condition(log)));
         match wait.await {
             Ok(result) => drop(result.expect("the brain lives")),
             Err(_) => panic!("{what} did not happen; {:?}", self.log()),
