@@ -20,7 +20,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-pub(crate) use script::{Act, Script};
+pub(crate) use script::{Act, Reception, Script};
 
 /// Period of the beats, well under what the gateway takes for silence.
 const BEAT: Duration = Duration::from_millis(200);
