@@ -45,7 +45,6 @@ pub(crate) struct Ticket {
 pub(crate) struct Exchange {
     account: Account,
     generation: Generation,
-    reply: Reply,
 }
 
 enum Progress {
@@ -58,10 +57,7 @@ impl Exchange {
     /// Begins once the brain has accepted every sequence.
     pub(crate) fn begin(ticket: Ticket, generation: Generation, reply: Reply) -> Self {
         ticket.app.metrics.generation_began();
-        let usage = reply.usage();
-        let mut account = Account::open(ticket);
-        account.take(&usage);
-        Self { account, generation, reply }
+        Self { account: Account::open(ticket, reply), generation }
     }
 
     /// Waits for one event, then takes whatever else is ready. Dropping the future loses nothing.
@@ -84,14 +80,13 @@ impl Exchange {
         match event {
             Some(GenerationEvent::Output { choice, output }) => {
                 self.account.observe(&output);
-                if self.reply.push(choice, &output, out) == ChoiceState::Stopped {
+                if self.account.reply.push(choice, &output, out) == ChoiceState::Stopped {
                     self.generation.stop(choice);
                 }
-                self.account.take(&self.reply.usage());
-                if self.reply.is_complete() { Progress::Complete } else { Progress::Open }
+                if self.account.reply.is_complete() { Progress::Complete } else { Progress::Open }
             }
             Some(GenerationEvent::Failed(error)) => Progress::Failed(error),
-            None if self.reply.is_complete() => Progress::Complete,
+            None if self.account.reply.is_complete() => Progress::Complete,
             None => Progress::Failed(ApiError::internal("the generation ended before its end was reported")),
         }
     }
@@ -119,7 +114,7 @@ impl Exchange {
         drop(self.generation);
         self.account.complete().await.map_err(|error| ledger_failed(&error))?;
         out.clear();
-        self.reply.close(&mut out);
+        self.account.reply.close(&mut out);
         Ok(out.freeze())
     }
 
@@ -167,7 +162,7 @@ impl Frames {
         while out.is_empty() {
             match self.phase {
                 Phase::Open => {
-                    self.exchange.reply.open(&mut out);
+                    self.exchange.account.reply.open(&mut out);
                     self.phase = Phase::Run;
                 }
                 Phase::Run => self.run(&mut out).await,
@@ -194,7 +189,7 @@ impl Frames {
             Progress::Open => {}
             Progress::Complete => self.phase = Phase::Close,
             Progress::Failed(error) => {
-                self.exchange.reply.fail(&error, out);
+                self.exchange.account.reply.fail(&error, out);
                 self.exchange.account.fail(200);
                 self.phase = Phase::End;
             }
@@ -204,8 +199,8 @@ impl Frames {
     async fn close(&mut self, out: &mut BytesMut) {
         self.phase = Phase::End;
         match self.exchange.account.complete().await {
-            Ok(()) => self.exchange.reply.close(out),
-            Err(error) => self.exchange.reply.fail(&ledger_failed(&error), out),
+            Ok(()) => self.exchange.account.reply.close(out),
+            Err(error) => self.exchange.account.reply.fail(&ledger_failed(&error), out),
         }
     }
 }
@@ -214,6 +209,7 @@ impl Frames {
 struct Account {
     app: Arc<App>,
     arrival: Arrival,
+    reply: Reply,
     ledger: Option<LedgerSlot>,
     record: LedgerRecord,
     prices: Prices,
@@ -222,7 +218,7 @@ struct Account {
 }
 
 impl Account {
-    fn open(ticket: Ticket) -> Self {
+    fn open(ticket: Ticket, reply: Reply) -> Self {
         let Ticket { app, arrival, caller, model, stream, in_flight, ledger } = ticket;
         let prices = app.model_config(&model).map(|config| config.prices).unwrap_or_default();
         let record = LedgerRecord {
@@ -245,7 +241,7 @@ impl Account {
             status: if stream { 200 } else { CLIENT_LEFT },
             outcome: Outcome::Aborted,
         };
-        Self { app, arrival, ledger: Some(ledger), record, prices, last_output: None, _in_flight: in_flight }
+        Self { app, arrival, reply, ledger: Some(ledger), record, prices, last_output: None, _in_flight: in_flight }
     }
 
     /// Times of one output.
@@ -262,13 +258,6 @@ impl Account {
             self.record.prefill_ms = self.record.prefill_ms.max(finish.prefill_us / 1000);
             self.record.decode_ms = self.record.decode_ms.max(finish.decode_us / 1000);
         }
-    }
-
-    /// Tokens so far, as the client sees them.
-    fn take(&mut self, usage: &crate::openai::Usage) {
-        self.record.prompt_tokens = usage.prompt_tokens;
-        self.record.cached_tokens = usage.cached_tokens;
-        self.record.output_tokens = usage.completion_tokens;
     }
 
     /// Settles a whole answer; the future is ready when that is on the disk.
@@ -294,8 +283,15 @@ impl Account {
     fn seal(&mut self) -> Option<(LedgerSlot, LedgerRecord)> {
         let slot = self.ledger.take()?;
         let elapsed = self.arrival.at().elapsed();
+        let usage = self.reply.usage();
         let record = &mut self.record;
         record.total_ms = elapsed.as_millis() as u64;
+        // Tokens as the client sees them, also when it left in the middle.
+        record.prompt_tokens = usage.prompt_tokens;
+        record.cached_tokens = usage.cached_tokens;
+        record.output_tokens = usage.completion_tokens;
+        record.finish_reasons =
+            usage.finish_reasons.iter().flatten().map(|reason| (*reason).to_owned()).collect();
         record.price_micro = self.prices.of(record.prompt_tokens, record.cached_tokens, record.output_tokens);
         let metrics = &self.app.metrics;
         metrics.generation_ended(

@@ -16,13 +16,13 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
 /// The text it answers with.
-pub const TEXT: &str = "one two three";
+pub(crate) const TEXT: &str = "one two three";
 
 /// What it does with the next sequences.
 #[derive(Clone, Copy, Debug)]
-pub struct Script {
+pub(crate) struct Script {
     /// Sends so many tokens and then nothing more; `None` sends all of them and the finish.
-    pub stall_after: Option<usize>,
+    pub(crate) stall_after: Option<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -32,16 +32,16 @@ struct State {
 }
 
 /// See the module.
-pub struct ScriptedBrain {
+pub(crate) struct ScriptedBrain {
     state: Arc<Mutex<State>>,
     aborted: watch::Receiver<Vec<SequenceId>>,
     task: tokio::task::JoinHandle<()>,
     /// Tokens of [`TEXT`].
-    pub tokens: usize,
+    pub(crate) tokens: usize,
 }
 
 impl ScriptedBrain {
-    pub fn start(model: &Path, socket: &Path) -> Self {
+    pub(crate) fn start(model: &Path, socket: &Path) -> Self {
         let checkpoint = Checkpoint::open(model).unwrap();
         let tokenizer = Tokenizer::open(&checkpoint).unwrap();
         let tokens = tokenizer.encode(TEXT);
@@ -73,17 +73,17 @@ impl ScriptedBrain {
     }
 
     /// From now on sequences stop getting tokens after so many.
-    pub fn stall_after(&self, tokens: usize) {
+    pub(crate) fn stall_after(&self, tokens: usize) {
         self.state.lock().unwrap().script = Some(Script { stall_after: Some(tokens) });
     }
 
     /// How many sequences have come so far.
-    pub fn submitted(&self) -> u64 {
+    pub(crate) fn submitted(&self) -> u64 {
         self.state.lock().unwrap().submitted
     }
 
     /// Waits until so many sequences were aborted.
-    pub async fn until_aborted(&mut self, count: usize) {
+    pub(crate) async fn until_aborted(&mut self, count: usize) {
         let wait = self.aborted.wait_for(|ids| ids.len() >= count);
         let waited = tokio::time::timeout(crate::harness::PATIENCE, wait).await;
         assert!(waited.is_ok_and(|result| result.is_ok()), "the brain was told to abort");

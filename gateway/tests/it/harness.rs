@@ -12,26 +12,26 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// No test waits longer for anything.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Name of the served model; it has what URLs don't like.
-pub const MODEL: &str = "org/tiny:1b";
+pub(crate) const MODEL: &str = "org/tiny:1b";
 
 /// A server, its brain and its folder.
-pub struct Fixture {
-    pub server: RunningServer,
-    pub brain: ScriptedBrain,
-    pub dir: tempfile::TempDir,
+pub(crate) struct Fixture {
+    pub(crate) server: RunningServer,
+    pub(crate) brain: ScriptedBrain,
+    pub(crate) dir: tempfile::TempDir,
 }
 
 impl Fixture {
     /// Starts with the default limits.
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with("").await
     }
 
     /// Starts with these lines at the head of the configuration file, and waits until it is ready.
-    pub async fn start_with(lines: &str) -> Self {
+    pub(crate) async fn start_with(lines: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let tiny = write_tiny_llama(&dir.path().join("model"), 7, &[]).unwrap();
         drop(tiny);
@@ -42,20 +42,20 @@ impl Fixture {
         fixture
     }
 
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.server.address()
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         call(self.address(), "GET", path, &[], b"").await
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
         let headers = [("content-type", "application/json")];
         call(self.address(), "POST", path, &headers, body.to_string().as_bytes()).await
     }
 
-    pub async fn admin(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub(crate) async fn admin(&self, method: &str, path: &str, body: &str) -> Answer {
         let token = format!("Bearer {}", self.server.admin_token());
         call(self.address(), method, path, &[("authorization", &token)], body.as_bytes()).await
     }
@@ -71,7 +71,7 @@ impl Fixture {
 }
 
 /// The configuration of a test server whose brain is the scripted one.
-pub fn configuration(dir: &Path, lines: &str) -> ResolvedConfig {
+pub(crate) fn configuration(dir: &Path, lines: &str) -> ResolvedConfig {
     let text = format!(
         "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n{lines}\n[[model]]\nname = \"{MODEL}\"\npath = {:?}\nbrain = {:?}\n\
          price_prompt = 1000000\nprice_output = 2000000\n",
@@ -85,28 +85,28 @@ pub fn configuration(dir: &Path, lines: &str) -> ResolvedConfig {
 
 /// An answer, with its body put together.
 #[derive(Debug)]
-pub struct Answer {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Answer {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.body.clone()).expect("bodies are UTF-8")
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("{error}: {:?}", String::from_utf8_lossy(&self.body)))
     }
 
     /// The error object, after checking that it has its four keys and nothing is off about them.
-    pub fn error(&self) -> Value {
+    pub(crate) fn error(&self) -> Value {
         let value = self.json();
         let error = value["error"].as_object().expect("an error object").clone();
         for key in ["message", "type", "param", "code"] {
@@ -121,7 +121,7 @@ impl Answer {
 }
 
 /// One request on a connection of its own.
-pub async fn call(
+pub(crate) async fn call(
     address: SocketAddr,
     method: &str,
     path: &str,
@@ -147,7 +147,7 @@ pub async fn call(
 }
 
 /// Takes an answer apart; chunked bodies are joined.
-pub fn parse(raw: &[u8]) -> Answer {
+pub(crate) fn parse(raw: &[u8]) -> Answer {
     let at = raw.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
     let head = String::from_utf8(raw[..at].to_vec()).unwrap();
     let mut lines = head.split("\r\n");
@@ -163,7 +163,7 @@ pub fn parse(raw: &[u8]) -> Answer {
 }
 
 /// Joins as many chunks as are there; a cut stream gives what had arrived.
-pub fn join_chunks(mut raw: &[u8]) -> Vec<u8> {
+pub(crate) fn join_chunks(mut raw: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     while let Some(at) = raw.windows(2).position(|window| window == b"\r\n") {
         let size = usize::from_str_radix(std::str::from_utf8(&raw[..at]).unwrap(), 16).unwrap();

@@ -8,14 +8,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// An open chat request whose answer is read bit by bit.
-pub struct Stream {
+pub(crate) struct Stream {
     socket: TcpStream,
     raw: Vec<u8>,
 }
 
 impl Stream {
     /// Sends a chat request with these further fields.
-    pub async fn open(fixture: &Fixture, fields: Value) -> Self {
+    pub(crate) async fn open(fixture: &Fixture, fields: Value) -> Self {
         let mut stream = Self::send(fixture, fields).await;
         stream.until("\r\n\r\n").await;
         stream
@@ -61,7 +61,7 @@ impl Stream {
 }
 
 /// The ledger once it has so many records.
-pub async fn ledger(fixture: &Fixture, count: usize) -> Vec<Value> {
+pub(crate) async fn ledger(fixture: &Fixture, count: usize) -> Vec<Value> {
     let wait = async {
         loop {
             let answer = fixture.admin("GET", "/admin/v1/ledger", "").await.json();
