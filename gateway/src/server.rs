@@ -33,6 +33,9 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long brains may take to end; nothing runs on them any more.
 const BRAINS_GRACE: Duration = Duration::from_secs(5);
 
+/// Pause between two looks at whether the brains are there.
+const READY_PAUSE: Duration = Duration::from_millis(10);
+
 /// Pause after the system refused a connection, so that a lack of descriptors doesn't become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -97,6 +100,13 @@ impl RunningServer {
     /// Address of the listener, with its real port.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Waits until every configured model can be asked.
+    pub async fn ready(&self) {
+        while !crate::handler::is_ready(&self.app) {
+            tokio::time::sleep(READY_PAUSE).await;
+        }
     }
 
     /// The token that opens the admin routes from this machine.

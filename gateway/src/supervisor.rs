@@ -108,11 +108,7 @@ fn keep(
 }
 
 fn start(spec: &BrainSpec) -> std::io::Result<Child> {
-    Command::new(&spec.program)
-        .args(&spec.args)
-        .stdin(std::process::Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
+    Command::new(&spec.program).args(&spec.args).stdin(std::process::Stdio::null()).kill_on_drop(true).spawn()
 }
 
 /// Waits for the child's end; ends it when it hangs.

@@ -167,6 +167,10 @@ impl Settings {
         if raw.model.is_empty() {
             return Err(error("model", "empty", "give a model name, a .gguf file or a model directory"));
         }
+        if let Some(tokens) = raw.step_tokens.filter(|tokens| *tokens < raw.max_sequences) {
+            let remedy = format!("give at least {}, one for each of --max-sequences", raw.max_sequences);
+            return Err(error("step-tokens", tokens, remedy));
+        }
         Ok(Self {
             listen: parse_listen(&raw.listen)?,
             threads,

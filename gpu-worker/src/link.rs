@@ -13,7 +13,7 @@ use std::net::{TcpListener, ToSocketAddrs};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
@@ -80,6 +80,8 @@ enum Acceptor {
 /// Tells when every link has written what it had.
 pub struct Links {
     written: Receiver<()>,
+    /// While it lives, links are accepted; each holds the sender in it.
+    accepting: Arc<Sender<()>>,
     socket_file: Option<PathBuf>,
 }
 
@@ -132,12 +134,14 @@ impl Listener {
     /// Accepts links on a thread of its own for as long as the process lives.
     pub fn serve(self, context: LinkContext) -> io::Result<Links> {
         let (alive, written) = bounded(0);
+        let accepting = Arc::new(alive);
+        let alive = Arc::downgrade(&accepting);
         let socket_file = self.socket_file.clone();
         thread::Builder::new().name("accept".to_owned()).spawn(move || self.accept(&context, &alive))?;
-        Ok(Links { written, socket_file })
+        Ok(Links { written, accepting, socket_file })
     }
 
-    fn accept(self, context: &LinkContext, alive: &Sender<()>) {
+    fn accept(self, context: &LinkContext, alive: &Weak<Sender<()>>) {
         // Each link holds a clone; their number is the number of links.
         let places = Arc::new(());
         let mut next = 0;
@@ -159,8 +163,9 @@ impl Listener {
                 tracing::warn!(limit = MAX_LINKS, "a link was refused: too many are open");
                 continue;
             }
+            let Some(alive) = alive.upgrade() else { return };
             next += 1;
-            let parts = (context.clone(), alive.clone(), Arc::clone(&places));
+            let parts = (context.clone(), Sender::clone(&alive), Arc::clone(&places));
             if let Err(reason) = connection::open(LinkId(next), stream, parts) {
                 tracing::warn!(%reason, "a link could not be started");
             }
@@ -174,6 +179,7 @@ impl Links {
         if let Some(path) = &self.socket_file {
             let _ = fs::remove_file(path);
         }
+        drop(self.accepting);
         // Writers hold the other end and drop it when they are done; nothing is ever sent.
         let _ = self.written.recv_timeout(limit);
     }

@@ -3,6 +3,7 @@
 //! The rule: it says what it will use before it uses it, listens only once it can serve, and ends by itself when
 //! its device fails, its parent is gone, or it is told to.
 
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
@@ -60,7 +61,6 @@ fn main() -> ExitCode {
 
 /// Says why the settings can't be used, where the log can't be yet.
 fn refuse(message: &str) -> ExitCode {
-    use std::io::Write;
     // Nowhere else to say it if this fails.
     let _ = writeln!(std::io::stderr(), "error: {message}");
     ExitCode::from(2)
@@ -68,7 +68,9 @@ fn refuse(message: &str) -> ExitCode {
 
 fn start_log(settings: &Settings) -> Result<(), tracing_subscriber::filter::ParseError> {
     let filter = tracing_subscriber::EnvFilter::builder().parse(&settings.log)?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::stderr().is_terminal();
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr);
     match settings.log_format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),

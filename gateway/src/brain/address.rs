@@ -52,7 +52,9 @@ impl FromStr for BrainAddress {
                 Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p != 0) => {
                     Ok(BrainAddress::Tcp(address.to_owned()))
                 }
-                _ => Err(format!("brain address {text:?} needs a host and a port from 1 to 65535, like tcp:10.0.0.5:7070")),
+                _ => Err(format!(
+                    "brain address {text:?} needs a host and a port from 1 to 65535, like tcp:10.0.0.5:7070"
+                )),
             },
             _ => Err(format!("brain address {text:?} is neither unix:PATH nor tcp:HOST:PORT")),
         }

@@ -53,7 +53,10 @@ enum Pending {
     /// All unfinished choices are to be submitted again.
     Resubmit,
     /// One refused choice is to be tried again at this time.
-    Retry { choice: usize, at: Instant },
+    Retry {
+        choice: usize,
+        at: Instant,
+    },
 }
 
 struct Choice {
@@ -172,8 +175,11 @@ impl Generation {
             None => ("first token", first_token, self.started + first_token),
             Some(last) => ("further token", inter_token, last.max(self.started) + inter_token),
         };
-        let (awaited, limit, at) =
-            if self.started + total < at { ("complete answer", total, self.started + total) } else { (awaited, limit, at) };
+        let (awaited, limit, at) = if self.started + total < at {
+            ("complete answer", total, self.started + total)
+        } else {
+            (awaited, limit, at)
+        };
         match tokio::time::timeout_at(at, self.events.recv()).await {
             Ok(Some(event)) => Ok(event),
             // This generation holds a sender itself, so the channel can't close.
@@ -193,7 +199,10 @@ impl Generation {
     }
 
     /// Records an output; `None` if it belongs to a choice that is done or an attempt that was given up.
-    fn take_output(&mut self, mut output: SequenceOutput) -> Result<Option<(usize, SequenceOutput)>, BrainError> {
+    fn take_output(
+        &mut self,
+        mut output: SequenceOutput,
+    ) -> Result<Option<(usize, SequenceOutput)>, BrainError> {
         let Some(index) = self.find(output.sequence) else { return Ok(None) };
         let choice = &mut self.choices[index];
         if output.position as usize != choice.generated.len() {
@@ -236,7 +245,10 @@ impl Generation {
     /// the request end it. Any other refusal is final.
     fn retry_rejected(&mut self, rejection: Rejection) -> Result<(), BrainError> {
         let Some(choice) = self.find(rejection.sequence) else { return Ok(()) };
-        if !matches!(rejection.reason, RejectReason::QueueFull | RejectReason::Draining | RejectReason::QueueTimeout) {
+        if !matches!(
+            rejection.reason,
+            RejectReason::QueueFull | RejectReason::Draining | RejectReason::QueueTimeout
+        ) {
             return Err(BrainError::Rejected { reason: rejection.reason, message: rejection.message });
         }
         self.choices[choice].sequence = self.pool.new_sequence();
@@ -267,7 +279,9 @@ impl Generation {
 
     async fn pick(&self) -> Result<Arc<Link>, BrainError> {
         let limit = Instant::now() + self.pool.recovery();
-        self.pool.pick(&self.model, &self.fingerprint, limit.min(self.started + self.request.timeouts.total)).await
+        self.pool
+            .pick(&self.model, &self.fingerprint, limit.min(self.started + self.request.timeouts.total))
+            .await
     }
 
     fn submission(&self, index: usize) -> Submit {
@@ -286,7 +300,8 @@ impl Generation {
             sampling,
             stop: spec.stop.clone(),
             grammar: spec.grammar.clone(),
-            queue_timeout_ms: u32::try_from(self.request.timeouts.first_token.as_millis()).unwrap_or(u32::MAX),
+            queue_timeout_ms: u32::try_from(self.request.timeouts.first_token.as_millis())
+                .unwrap_or(u32::MAX),
         }
     }
 

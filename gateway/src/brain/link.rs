@@ -143,7 +143,9 @@ impl Link {
         if sequences.is_empty() {
             return;
         }
-        if let Err(mpsc::error::TrySendError::Full(command)) = self.commands.try_send(Command::Abort(sequences)) {
+        if let Err(mpsc::error::TrySendError::Full(command)) =
+            self.commands.try_send(Command::Abort(sequences))
+        {
             let commands = self.commands.clone();
             tokio::spawn(async move { commands.send(command).await });
         }
@@ -181,11 +183,17 @@ impl LinkTask {
                     self.lose_all();
                     match end {
                         End::HandleDropped => return,
-                        End::Broken(reason) => tracing::warn!(address = %self.address, %reason, "brain link lost"),
+                        End::Broken(reason) => {
+                            tracing::warn!(address = %self.address, %reason, "brain link lost")
+                        }
                     }
                 }
-                Ok(Err(reason)) => tracing::debug!(address = %self.address, %reason, "brain not reachable yet"),
-                Err(_) => tracing::warn!(address = %self.address, "brain did not finish the handshake in time"),
+                Ok(Err(reason)) => {
+                    tracing::debug!(address = %self.address, %reason, "brain not reachable yet")
+                }
+                Err(_) => {
+                    tracing::warn!(address = %self.address, "brain did not finish the handshake in time")
+                }
             }
             if !self.wait_disconnected(pause).await {
                 return;

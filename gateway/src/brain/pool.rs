@@ -52,7 +52,8 @@ struct Served {
 impl Brain {
     /// The served model, made anew only when the brain's hello differs from the last one.
     fn served(&self) -> Option<Arc<ServedModel>> {
-        let known = |served: &Option<Served>| served.as_ref().map(|s| (Arc::clone(&s.hello), Arc::clone(&s.model)));
+        let known =
+            |served: &Option<Served>| served.as_ref().map(|s| (Arc::clone(&s.hello), Arc::clone(&s.model)));
         let current = known(&self.served.read().unwrap_or_else(std::sync::PoisonError::into_inner));
         let Some(hello) = self.link.hello() else { return current.map(|(_, model)| model) };
         if let Some((old, model)) = current
@@ -111,7 +112,11 @@ impl BrainPool {
     ///
     /// # Errors
     /// The first refusal, no brain within the recovery time, or a passed limit, as the client should see it.
-    pub async fn generate(&self, model: &ServedModel, request: GenerateRequest) -> Result<Generation, ApiError> {
+    pub async fn generate(
+        &self,
+        model: &ServedModel,
+        request: GenerateRequest,
+    ) -> Result<Generation, ApiError> {
         let mut generation = Generation::new(self.clone(), model, request);
         generation.begin().await.map_err(ApiError::from)?;
         Ok(generation)

@@ -11,7 +11,8 @@ use pons_protocol::PROTOCOL_VERSION;
 use pons_protocol::capacity::Capacity;
 use pons_protocol::id::{SequenceId, TenantId};
 use pons_protocol::inference::{
-    BrainHello, Finish, FinishReason, FromBrain, RejectReason, Rejection, SequenceOutput, StepOutput, Submit, ToBrain,
+    BrainHello, Finish, FinishReason, FromBrain, RejectReason, Rejection, SequenceOutput, StepOutput, Submit,
+    ToBrain,
 };
 use pons_protocol::sampling::{SamplingParams, StopParams};
 use pons_protocol::wire::{Encoder, FrameReader, decode_to_brain, encode_from_brain};
@@ -173,7 +174,8 @@ impl Fixture {
             played.accept_all(&submits).await;
             submits
         };
-        let (generation, submits) = tokio::join!(self.pool.generate(&self.model, Self::request(choices)), play);
+        let (generation, submits) =
+            tokio::join!(self.pool.generate(&self.model, Self::request(choices)), play);
         (generation.unwrap(), submits)
     }
 }
@@ -219,7 +221,8 @@ async fn a_brain_lost_before_acceptance_is_asked_again() {
         played.output(again[0].sequence, 0, &[1], true).await;
         played
     };
-    let (generation, _played) = tokio::join!(fixture.pool.generate(&fixture.model, Fixture::request(1)), play);
+    let (generation, _played) =
+        tokio::join!(fixture.pool.generate(&fixture.model, Fixture::request(1)), play);
     assert_eq!(tokens(&mut generation.unwrap()).await, (0, vec![1]));
 }
 

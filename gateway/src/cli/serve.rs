@@ -52,7 +52,13 @@ pub(super) fn run(arguments: &ServeArguments) -> anyhow::Result<()> {
 async fn serve(config: ResolvedConfig) -> anyhow::Result<()> {
     let mut signals = StopSignals::listen().context("can't listen for signals")?;
     let server = server::start(config).await?;
-    signals.next().await;
+    tokio::select! {
+        told = announce(&server) => {
+            told?;
+            signals.next().await;
+        }
+        () = signals.next() => {}
+    }
     tracing::info!("draining; a second signal ends at once");
     tokio::select! {
         () = server.shutdown() => {
@@ -62,4 +68,10 @@ async fn serve(config: ResolvedConfig) -> anyhow::Result<()> {
         // Brains notice their parent's death, and the store loses nothing it has acknowledged.
         () = signals.next() => std::process::exit(EXIT_AT_ONCE),
     }
+}
+
+/// Says on standard output, for people and for scripts, that and where requests are answered.
+async fn announce(server: &server::RunningServer) -> anyhow::Result<()> {
+    server.ready().await;
+    super::answer(&format!("ready: http://{}", server.address()))
 }

@@ -6,6 +6,7 @@ mod embeddings;
 mod generate;
 mod models;
 mod operations;
+pub(crate) use operations::is_ready;
 mod tokens;
 
 use crate::app::App;

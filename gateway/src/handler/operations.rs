@@ -15,10 +15,14 @@ pub(super) fn health() -> Reply {
 }
 
 pub(super) fn ready(app: &App) -> Reply {
+    reply_body::empty(if is_ready(app) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
+}
+
+/// Whether every configured model has a brain that was heard a moment ago.
+pub(crate) fn is_ready(app: &App) -> bool {
     let brains = app.pool().status();
     let all = app.config.models.iter().all(|model| brains.iter().any(|b| b.model == model.name && alive(b)));
-    let ready = all && !app.draining.is_cancelled();
-    reply_body::empty(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
+    all && !app.draining.is_cancelled()
 }
 
 fn alive(brain: &BrainStatus) -> bool {

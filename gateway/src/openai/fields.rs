@@ -81,7 +81,10 @@ impl<'v> Fields<'v> {
 
     pub(crate) fn array(&self, name: &str) -> Result<Option<&'v [Value]>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        value.as_array().map(|items| Some(items.as_slice())).ok_or_else(|| self.wrong(name, "an array", value))
+        value
+            .as_array()
+            .map(|items| Some(items.as_slice()))
+            .ok_or_else(|| self.wrong(name, "an array", value))
     }
 
     pub(crate) fn object(&self, name: &str) -> Result<Option<&'v Map<String, Value>>, ApiError> {

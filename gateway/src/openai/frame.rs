@@ -56,7 +56,7 @@ pub(super) fn write_optional(out: &mut BytesMut, text: Option<&str>) {
 
 /// A log probability; always finite, and the same value always reads the same.
 pub(super) fn write_logprob(out: &mut BytesMut, logprob: f32) {
-    let shown = if logprob.is_nan() { LOGPROB_FLOOR } else { logprob.max(LOGPROB_FLOOR).min(0.0) };
+    let shown = if logprob.is_nan() { LOGPROB_FLOOR } else { logprob.clamp(LOGPROB_FLOOR, 0.0) };
     // `-0.0` and `0.0` are one number.
     let _ = write!(out, "{:?}", shown + 0.0);
 }

@@ -162,14 +162,18 @@ impl<'t> Scanner<'t> {
 
     fn number(&mut self) -> Result<(), ApiError> {
         let rest = &self.text.as_bytes()[self.at..];
-        let len = rest.iter().take_while(|b| matches!(b, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9')).count();
+        let len =
+            rest.iter().take_while(|b| matches!(b, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9')).count();
         let number = &self.text[self.at..self.at + len];
         self.at += len;
         let infinite = number.parse::<f64>().is_ok_and(|value| !value.is_finite());
         if infinite {
             let path = self.path();
             let shown: String = number.chars().take(40).collect();
-            return Err(ApiError::invalid(path.clone(), format!("{path}: the number {shown} is out of range")));
+            return Err(ApiError::invalid(
+                path.clone(),
+                format!("{path}: the number {shown} is out of range"),
+            ));
         }
         Ok(())
     }
@@ -267,7 +271,9 @@ mod tests {
 
     #[test]
     fn what_is_no_json_is_refused() {
-        for bad in ["", " ", "{", "{\"a\"", "nul", "{\"a\":NaN}", "{} {}", "[1,]", "{\"a\":1,}", "\"\\", "'a'"] {
+        for bad in
+            ["", " ", "{", "{\"a\"", "nul", "{\"a\":NaN}", "{} {}", "[1,]", "{\"a\":1,}", "\"\\", "'a'"]
+        {
             assert_eq!(code(bad).as_deref(), Some("invalid_json"), "{bad}");
         }
     }

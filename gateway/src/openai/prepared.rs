@@ -89,6 +89,12 @@ impl Reply {
         if output.finish.as_ref().is_some_and(|finish| finish.reason == Failed) {
             let error = ApiError::brain_failed("the model failed to compute this answer; send it again");
             self.failure.get_or_insert(error);
+            // No frame may make it look complete.
+            match &mut self.kind {
+                Kind::Chat(reply) => reply.fail_choice(choice),
+                Kind::Completion(reply) => reply.fail_choice(choice),
+            }
+            return ChoiceState::Done;
         }
         match &mut self.kind {
             Kind::Chat(reply) => reply.push(choice, output, out),

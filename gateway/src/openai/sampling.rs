@@ -191,10 +191,14 @@ fn read_logit_bias(fields: &Fields<'_>, model: &ServedModel) -> Result<Vec<(u32,
     map.iter()
         .map(|(key, value)| {
             let shown: String = key.chars().take(40).collect();
-            let token = key.parse::<u32>().ok().filter(|token| *token < model.vocab_size).ok_or_else(|| {
-                let vocab = model.vocab_size;
-                wrong(format!("logit_bias: {shown:?} is no token id of this model; ids are 0 to {}", vocab - 1))
-            })?;
+            let token =
+                key.parse::<u32>().ok().filter(|token| *token < model.vocab_size).ok_or_else(|| {
+                    let vocab = model.vocab_size;
+                    wrong(format!(
+                        "logit_bias: {shown:?} is no token id of this model; ids are 0 to {}",
+                        vocab - 1
+                    ))
+                })?;
             let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
             let bias = bias.ok_or_else(|| {
                 wrong(format!("logit_bias: the value of {shown:?} must be a number between -100 and 100"))
@@ -245,7 +249,8 @@ fn read_stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
             None => Err(ApiError::invalid_type("stop", "a string or an array of strings", type_name(value))),
             Some("") => Err(ApiError::invalid("stop", "stop must not hold an empty string; leave it out")),
             Some(text) if text.len() > MAX_STOP_BYTES => {
-                let message = format!("each stop string must have at most {MAX_STOP_BYTES} bytes; shorten it");
+                let message =
+                    format!("each stop string must have at most {MAX_STOP_BYTES} bytes; shorten it");
                 Err(ApiError::invalid("stop", message))
             }
             Some(text) => Ok(text.to_owned()),

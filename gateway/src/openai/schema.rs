@@ -33,8 +33,26 @@ const COUNTS: [&str; 6] =
 const NUMBERS: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
 /// Further keywords that are enforced or only describe.
 const OTHERS: [&str; 20] = [
-    "$ref", "const", "enum", "type", "required", "pattern", "format", "$anchor", "$schema", "$id", "id", "$comment",
-    "title", "description", "default", "readOnly", "writeOnly", "examples", "contentMediaType", "contentEncoding",
+    "$ref",
+    "const",
+    "enum",
+    "type",
+    "required",
+    "pattern",
+    "format",
+    "$anchor",
+    "$schema",
+    "$id",
+    "id",
+    "$comment",
+    "title",
+    "description",
+    "default",
+    "readOnly",
+    "writeOnly",
+    "examples",
+    "contentMediaType",
+    "contentEncoding",
 ];
 /// Annotations that the grammar compiler doesn't know; they are allowed and left out.
 const DROPPED: [&str; 2] = ["deprecated", "$vocabulary"];
@@ -62,9 +80,8 @@ const UNENFORCED: [&str; 18] = [
 /// Types a value can have.
 const TYPES: [&str; 7] = ["null", "boolean", "object", "array", "number", "string", "integer"];
 /// Formats that the grammar compiler enforces; others are annotations unless the schema is strict.
-const FORMATS: [&str; 11] = [
-    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown",
-];
+const FORMATS: [&str; 11] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
 
 /// Checks the schema found at `param`. Strict schemas may hold no keyword that isn't known.
 pub(crate) fn check(schema: &Value, param: &str, strict: bool) -> Result<(), ApiError> {
@@ -151,7 +168,9 @@ impl<'s> Walker<'s> {
         }
         match schema {
             Value::Bool(_) => Ok(()),
-            Value::Object(map) => map.iter().try_for_each(|(key, value)| self.keyword(key, value, map, pointer)),
+            Value::Object(map) => {
+                map.iter().try_for_each(|(key, value)| self.keyword(key, value, map, pointer))
+            }
             other => {
                 let found = type_name(other);
                 Err(self.wrong(pointer, &format!("a schema must be an object or a boolean, but is {found}")))

@@ -64,7 +64,8 @@ const ID_LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijkl
 impl RequestContext {
     /// Id of a tool call, different for each call of each choice.
     pub(crate) fn call_id(&self, choice: usize, call: usize) -> String {
-        let mut state = self.entropy ^ ((choice as u64) << 32 | call as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        let mut state =
+            self.entropy ^ ((choice as u64) << 32 | call as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93);
         let mut id = String::with_capacity(29);
         id.push_str("call_");
         for _ in 0..24 {

@@ -27,11 +27,10 @@ pub fn tokenize(body: &Value, model: &ServedModel) -> Result<Value, ApiError> {
         }
         (Some(text), None) => {
             let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
-            let ids = model.tokenizer.encode(text);
-            if add_special && !(text.is_empty() && !model.tokenizer.add_bos()) {
-                ids_of_text(model, text, true)
-            } else {
-                ids
+            // Unlike a prompt that runs, no text may be no tokens here.
+            match add_special && model.tokenizer.add_bos() {
+                true => ids_of_text(model, text, true),
+                false => model.tokenizer.encode(text),
             }
         }
         (None, Some(_)) => ids_of_messages(&fields, model)?,

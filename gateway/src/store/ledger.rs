@@ -106,10 +106,9 @@ pub struct LedgerSum {
 /// Appends records to an open transaction.
 pub(super) fn append(txn: &WriteTransaction, records: &[LedgerRecord]) -> Result<(), StoreError> {
     let mut table = txn.open_table(LEDGER).map_err(StoreError::database)?;
-    let mut next = table.last().map_err(StoreError::database)?.map_or(0, |(key, _)| key.value() + 1);
-    for record in records {
-        table.insert(next, keys::encode(record).as_slice()).map_err(StoreError::database)?;
-        next += 1;
+    let next = table.last().map_err(StoreError::database)?.map_or(0, |(key, _)| key.value() + 1);
+    for (number, record) in (next..).zip(records) {
+        table.insert(number, keys::encode(record).as_slice()).map_err(StoreError::database)?;
     }
     Ok(())
 }

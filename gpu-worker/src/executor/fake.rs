@@ -98,6 +98,19 @@ impl FakeExecutor {
         self.slots.len()
     }
 
+    /// Whether a block holds the last tokens of `tokens`, computed after all those before.
+    pub fn block_holds(&self, block: BlockId, tokens: &[TokenId]) -> bool {
+        let size = BLOCK_TOKENS as usize;
+        let first = tokens.len().saturating_sub(size);
+        let mut state = tokens[..first].iter().fold(0, |state, token| extend(state, *token));
+        let cells = &self.cells[block as usize * size..][..size];
+        tokens.len() >= size
+            && tokens[first..].iter().zip(cells).all(|(token, cell)| {
+                state = extend(state, *token);
+                *cell == Some(state)
+            })
+    }
+
     fn validate(&self, plan: &StepPlan) -> Result<(), String> {
         if plan.step <= self.last_step {
             return Err(format!("step {} follows step {}", plan.step, self.last_step));
@@ -229,26 +242,39 @@ impl ModelExecutor for FakeExecutor {
     }
 }
 
-/// The output of a sequence computed alone, without blocks, steps or neighbours, at most `tokens` long. Ends
-/// and faults are the caller's business.
-pub fn text_alone(
-    prompt: &[TokenId],
-    sampling: &SamplingParams,
-    scripts: &Scripts,
-    vocab_size: u32,
-    tokens: u32,
-) -> Vec<TokenId> {
-    let mut state = prompt.iter().fold(0, |state, token| extend(state, *token));
-    let mut output = Vec::new();
-    for position in 0..tokens {
-        let token = match scripts.get(&(sampling.seed, position)) {
-            Some(Script::Token(token)) => *token,
-            _ => sample(state, sampling, position, &[], vocab_size),
-        };
-        output.push(token);
-        state = extend(state, token);
+/// A sequence computed alone, without blocks, steps or neighbours.
+#[derive(Clone, Copy)]
+pub struct Alone<'a> {
+    /// Its prompt.
+    pub prompt: &'a [TokenId],
+    /// How tokens are chosen.
+    pub sampling: &'a SamplingParams,
+    /// Tokens masked before `min_tokens`.
+    pub end_tokens: &'a [TokenId],
+    /// Output positions with that mask.
+    pub min_tokens: u32,
+    /// Scripted events.
+    pub scripts: &'a Scripts,
+    /// Size of the vocabulary.
+    pub vocab_size: u32,
+}
+
+impl Alone<'_> {
+    /// The first `tokens` tokens of its output. Ends and faults are the caller's business.
+    pub fn text(&self, tokens: u32) -> Vec<TokenId> {
+        let mut state = self.prompt.iter().fold(0, |state, token| extend(state, *token));
+        let mut output = Vec::new();
+        for position in 0..tokens {
+            let masked = if position < self.min_tokens { self.end_tokens } else { &[] };
+            let token = match self.scripts.get(&(self.sampling.seed, position)) {
+                Some(Script::Token(token)) => *token,
+                _ => sample(state, self.sampling, position, masked, self.vocab_size),
+            };
+            output.push(token);
+            state = extend(state, token);
+        }
+        output
     }
-    output
 }
 
 /// Log probabilities that the executor reports for each token of a prompt after the first.

@@ -3,8 +3,6 @@
 
 mod check;
 mod slot;
-#[cfg(test)]
-mod tests;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -205,11 +203,10 @@ impl Kind {
                 sampler::sample(logits, slot.sampler(), mask, *position, scratch)
                     .map_err(|error| error.to_string())
             })),
-            Self::Prompt(row) => Done::Prompt(
-                sampler::check_finite(logits)
-                    .map(|()| sampler::token_logprobs(logits, *row))
-                    .map_err(|error| error.to_string()),
-            ),
+            Self::Prompt(row) => Done::Prompt(SCRATCH.with_borrow(|scratch| {
+                sampler::check_finite(logits).map_err(|error| error.to_string())?;
+                Ok(sampler::token_logprobs(scratch.isa(), logits, *row))
+            })),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! second time swaps its copy for the indexed one, so a sequence that holds a block holds all blocks before
 //! it in the index, and a cached block never has a held child.
 
+use std::borrow::Cow;
+
 use pons_protocol::id::{TenantId, TokenId};
 
 use super::prefix_index::BlockContent;
@@ -57,11 +59,11 @@ impl BlockCache {
     }
 
     /// Extends a list of chain hashes over all full blocks of `tokens`.
-    pub fn extend_hashes(
+    pub fn extend_hashes<'a>(
         &self,
         hashes: &mut Vec<ChainHash>,
         salt: &[u8; 16],
-        tokens: impl Fn(usize) -> Vec<TokenId>,
+        tokens: impl Fn(usize) -> Cow<'a, [TokenId]>,
         full_blocks: usize,
     ) {
         while hashes.len() < full_blocks {
@@ -72,11 +74,11 @@ impl BlockCache {
 
     /// Leading blocks of a sequence that are in the cache, at most as many as there are hashes. No reference is
     /// taken.
-    pub fn find_prefix(
+    pub fn find_prefix<'a>(
         &self,
         salt: [u8; 16],
         hashes: &[ChainHash],
-        tokens: impl Fn(usize) -> Vec<TokenId>,
+        tokens: impl Fn(usize) -> Cow<'a, [TokenId]>,
     ) -> Vec<BlockId> {
         let mut found = Vec::new();
         for (position, hash) in hashes.iter().enumerate() {
@@ -186,5 +188,76 @@ impl BlockCache {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SALT: [u8; 16] = [1; 16];
+
+    fn text(block: usize) -> Cow<'static, [TokenId]> {
+        let first = u32::try_from(block).unwrap() * BLOCK_TOKENS;
+        Cow::Owned((first..first + BLOCK_TOKENS).collect())
+    }
+
+    /// Extends a table by one computed block.
+    fn compute(cache: &mut BlockCache, table: &mut BlockTable, tenant: TenantId, hashes: &[ChainHash]) {
+        let position = table.len() as usize;
+        assert!(cache.grow(table, (table.len() + 1) * BLOCK_TOKENS, tenant));
+        let tokens = text(position);
+        let computed = ComputedBlock { position, hash: hashes[position], salt: SALT, tokens: &tokens };
+        assert!(cache.index_block(table, computed));
+    }
+
+    #[test]
+    fn a_chain_that_two_tenants_computed_leaves_from_the_tail_whoever_is_over_its_quota() {
+        let (first, second) = (TenantId(1), TenantId(2));
+        let mut cache = BlockCache::new(3, 0, PrefixKey::fixed([5; 16]));
+        let mut hashes = Vec::new();
+        cache.extend_hashes(&mut hashes, &SALT, text, 2);
+        let mut table = BlockTable::default();
+        compute(&mut cache, &mut table, first, &hashes);
+        compute(&mut cache, &mut table, second, &hashes);
+        let chain = table.take();
+        cache.release_all(chain.clone());
+        let mut other = BlockTable::default();
+        assert!(cache.grow(&mut other, 2 * BLOCK_TOKENS, first));
+        assert!(!other.as_slice().contains(&chain[0]), "the head left before its tail");
+        assert_eq!(cache.find_prefix(SALT, &hashes, text), chain[..1]);
+        assert_eq!(cache.audit(std::iter::once(&other)), Ok(()));
+    }
+
+    #[test]
+    fn a_table_grows_whole_or_not_at_all() {
+        let mut cache = BlockCache::new(3, 3, PrefixKey::fixed([5; 16]));
+        let mut table = BlockTable::default();
+        assert!(!cache.grow(&mut table, 4 * BLOCK_TOKENS, TenantId(1)));
+        assert!(table.is_empty());
+        assert!(cache.grow(&mut table, 3 * BLOCK_TOKENS, TenantId(1)));
+        assert_eq!(cache.audit(std::iter::once(&table)), Ok(()));
+        assert!(cache.audit(std::iter::empty()).is_err(), "three references belong to no table");
+    }
+
+    #[test]
+    fn discarding_spares_the_blocks_before_and_those_others_hold() {
+        let tenant = TenantId(1);
+        let mut cache = BlockCache::new(4, 4, PrefixKey::fixed([5; 16]));
+        let mut hashes = Vec::new();
+        cache.extend_hashes(&mut hashes, &SALT, text, 3);
+        let mut table = BlockTable::default();
+        for _ in 0..3 {
+            compute(&mut cache, &mut table, tenant, &hashes);
+        }
+        let shared = table.as_slice()[..2].to_vec();
+        cache.retain_all(&shared);
+        cache.discard(&mut table, 1);
+        assert_eq!(
+            cache.find_prefix(SALT, &hashes, text),
+            shared,
+            "only the block nobody else holds is gone"
+        );
+        assert_eq!(cache.audit(std::iter::once(&BlockTable::starting_with(shared))), Ok(()));
     }
 }

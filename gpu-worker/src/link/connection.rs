@@ -63,13 +63,11 @@ pub(super) fn open(
     let (outbox, outgoing) = Outbox::new(Some(Arc::clone(&stream)));
     let published = Arc::clone(&context.published);
     let writer = move || {
+        let _end = WriterEnd { stream, _alive: alive };
         let written = write(writing, &outgoing, || FromBrain::Heartbeat(published.capacity()));
         if let Err(reason) = written {
             tracing::warn!(link = link.0, %reason, "writing to a link failed");
         }
-        // Wakes the reader, which tells the engine.
-        stream.close();
-        drop(alive);
     };
     thread::Builder::new().name(format!("link-{}-write", link.0)).spawn(writer)?;
     let reader = move || {
@@ -80,6 +78,18 @@ pub(super) fn open(
     };
     thread::Builder::new().name(format!("link-{}-read", link.0)).spawn(reader)?;
     Ok(())
+}
+
+/// Closes the stream, however its writer ends; that wakes the reader, which tells the engine.
+struct WriterEnd {
+    stream: Arc<Stream>,
+    _alive: Sender<()>,
+}
+
+impl Drop for WriterEnd {
+    fn drop(&mut self) {
+        self.stream.close();
+    }
 }
 
 /// Tells the engine that a link ended, however its reader ends.

@@ -11,10 +11,10 @@ use pons_protocol::inference::{FromBrain, SequenceOutput, TokenLogprobs};
 
 use super::Stream;
 
-/// Most messages that wait: about twenty seconds of decode steps.
-const MAX_MESSAGES: usize = 1024;
+/// Most messages that wait: seconds of decode steps even of a tiny model, so that a peer may stall for a moment.
+const MAX_MESSAGES: usize = 4096;
 /// Most bytes that wait.
-const MAX_BYTES: usize = 128 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// The engine's end of a link's queue. When it goes, the link is closed after its last message was written.
 #[derive(Debug)]

@@ -21,9 +21,8 @@ impl Scheduler {
         let mut outputs = Vec::with_capacity(in_flight.items.len());
         for item in &in_flight.items {
             let row = rows.next().unwrap_or_else(|| fault("the executor returned no row"));
-            if self.sequences.contains_key(&item.arrival) {
-                outputs.extend(self.apply(*item, row, now_us));
-            }
+            // Of a sequence that was aborted meanwhile nothing is left to apply it to.
+            outputs.extend(self.apply(*item, row, now_us));
         }
         self.account(&in_flight, now_us);
         debug_assert_eq!(self.audit(), Ok(()));
@@ -40,7 +39,9 @@ impl Scheduler {
         self.advance(item);
         let capacity_tokens = self.capacity_tokens();
         let sequence = self.sequences.get_mut(&item.arrival)?;
-        let owed_prompt_logprobs = sequence.owes_prompt_logprobs();
+        // They go out with the first output, whichever chunk completed them.
+        let owed_prompt_logprobs =
+            sequence.sampling.prompt_logprobs.is_some() && sequence.generated.is_empty();
         collect_prompt_logprobs(sequence, std::mem::take(&mut row.prompt_logprobs));
         let position = sequence.output_tokens();
         let mut output = SequenceOutput {
@@ -73,7 +74,6 @@ impl Scheduler {
             return None;
         }
         if owed_prompt_logprobs {
-            // There is a token now, or an end, so they are not owed again.
             output.prompt_logprobs = std::mem::take(&mut sequence.prompt_logprobs);
         }
         if let Some(reason) = reason {
@@ -99,7 +99,7 @@ impl Scheduler {
     fn index_full_blocks(&mut self, sequence: &mut Sequence) {
         let full_blocks = (sequence.progress.computed / BLOCK_TOKENS) as usize;
         for position in sequence.progress.indexed..full_blocks {
-            let tokens = sequence.block_tokens(position);
+            let tokens = sequence.block_tokens(position).into_owned();
             let hash = sequence.progress.hashes[position];
             if sequence.progress.announced.contains(&position) {
                 sequence.progress.announced.start = position + 1;

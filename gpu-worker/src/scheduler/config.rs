@@ -37,7 +37,7 @@ pub struct SchedulerConfig {
     pub max_running: u32,
     /// Most sequences that wait beyond those that could start at once.
     pub max_waiting: u32,
-    /// Most prompt tokens that wait. One sequence may always wait, however long.
+    /// Most prompt tokens that wait beyond those there are blocks for. One sequence may always wait, however long.
     pub max_waiting_tokens: u64,
     /// Share of all blocks, in percent, above which a tenant loses its own cached blocks before others do.
     pub quota_percent: u32,

@@ -59,6 +59,7 @@ pub struct Scheduler {
 struct Totals {
     steps: u64,
     last_step_end_us: u64,
+    busy_since_us: u64,
     last_step_us: u64,
     last_step_tokens: u32,
     prompt_tokens: u64,
@@ -117,6 +118,9 @@ impl Scheduler {
             return Ok(());
         }
         self.extend_hashes(&mut sequence);
+        if self.sequences.is_empty() {
+            self.totals.busy_since_us = now_us;
+        }
         if let Some(start_by_us) = sequence.times.start_by_us {
             self.deadlines.insert((start_by_us, arrival));
         }
@@ -179,8 +183,9 @@ impl Scheduler {
     pub fn capacity(&self, now_us: u64) -> Capacity {
         let blocks = self.cache.counts();
         let totals = &self.totals;
-        let age_us =
-            if self.sequences.is_empty() { 0 } else { now_us.saturating_sub(totals.last_step_end_us) };
+        // Idle time is no age: a step is late only since there was something to do.
+        let since_us = totals.last_step_end_us.max(totals.busy_since_us);
+        let age_us = if self.sequences.is_empty() { 0 } else { now_us.saturating_sub(since_us) };
         Capacity {
             running: u32::try_from(self.running.len()).unwrap_or(u32::MAX),
             waiting: self.queue.len(),
@@ -220,7 +225,9 @@ impl Scheduler {
         }
         let tokens = self.waiting_tokens + submit.prompt.len() as u64;
         let limit = self.config.max_waiting_tokens;
-        if tokens > limit && waiting > 0 {
+        // After a restart everything that ran comes back at once and finds all blocks free.
+        let can_start = u64::from(self.cache.available()) * u64::from(BLOCK_TOKENS);
+        if tokens > limit.saturating_add(can_start) && waiting > 0 {
             let message = format!("{tokens} prompt tokens would wait, the limit is {limit}; retry later");
             return refuse(RejectReason::QueueFull, message);
         }

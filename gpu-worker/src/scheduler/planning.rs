@@ -65,7 +65,7 @@ impl Scheduler {
     /// Running sequences, the one that may never be preempted first.
     pub(super) fn seniority(&self) -> Vec<Arrival> {
         let mut order = self.running.clone();
-        order.sort_by_key(|arrival| self.rank(*arrival));
+        order.sort_by_cached_key(|arrival| self.rank(*arrival));
         order
     }
 

@@ -74,7 +74,7 @@ fn run(
                 kept.push_front((job.grammar.clone(), matcher.clone()));
             }),
         };
-        if done.send(Command::Compiled(Compiled { sequences: job.sequences, result })).is_err() {
+        if done.send(Command::Compiled(Box::new(Compiled { sequences: job.sequences, result }))).is_err() {
             return;
         }
     }

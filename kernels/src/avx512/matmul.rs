@@ -4,32 +4,63 @@
 //! Few rows read the packed weights straight into registers. Many rows unpack a panel that stays in the first-level
 //! cache and use it for all of them.
 #![allow(unsafe_code)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over constant counts become registers; iterators hide that"
+)]
 
 use std::arch::x86_64::*;
+use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::source::{Bf16s, Bytes, Floats, Halves, Nibbles, Panel, STEP, Source};
-use crate::layout::matrix::{STRIP, Store};
+use crate::layout::matrix::{GroupData, STRIP, Store};
 use crate::ops::{Product, ProductTile, Share};
 
 /// Inputs unpacked at once: 256 of a strip are 32 KiB.
 const PANEL: usize = 256;
 
-/// Rows up to which weights are decoded in registers instead of through a panel.
-const FEW_ROWS: usize = 8;
+/// Rows up to which weights are decoded in registers instead of through a panel, even if twice.
+const FEW_ROWS: usize = 16;
+
+/// The most rows whose sums leave enough registers to decode weights in.
+const MOST_ROWS_DECODING: usize = 8;
 
 /// The most rows whose sums are in registers together: 24 sums, 2 weights and an input.
 const MOST_ROWS: usize = 12;
 
-/// A panel on a thread's stack, on a cache line.
+/// Strips whose sums are taken up together panel after panel, so that a panel's inputs are fetched once for all.
+const STRIPS_TOGETHER: usize = 8;
+
+/// Strips below which copying a panel's inputs costs more than it saves.
+const LEAST_STRIPS_TO_COPY: usize = 4;
+
+/// An unpacked panel on a thread's stack, on a cache line.
 #[repr(align(64))]
 struct PanelBuffer([MaybeUninit<f32>; PANEL * STRIP]);
+
+thread_local! {
+    /// Room for one panel's inputs of all rows of a part, side by side, and for the sums between two panels: rows
+    /// of a power-of-two width would otherwise fall into the same few places of the cache. Kept, because it is
+    /// asked for in every product.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The operands as the inner loops see them.
 #[derive(Clone, Copy)]
 struct Operands {
+    /// Inputs: that of row `row` and input `k` is at `(row - x_row) * x_stride + (k - x_start)`.
     x: *const f32,
+    x_row: usize,
+    x_start: usize,
+    x_stride: usize,
+    /// Sums between two panels: those of row `row` and strip `strip` are the [`STRIP`] numbers from
+    /// `((strip - sums_strip) * sums_rows + row - sums_row) * STRIP` on.
+    sums: *mut f32,
+    sums_row: usize,
+    sums_strip: usize,
+    sums_rows: usize,
     bias: Option<*const f32>,
     out: *mut f32,
     n: usize,
@@ -42,7 +73,21 @@ pub(crate) fn matmul_tile(product: &Product<'_>, tile: &ProductTile, out: Share<
     let (n, cols) = (w.rows(), w.cols());
     assert!(tile.rows.end * cols <= product.x.len() && tile.rows.end * n <= out.len(), "{tile:?}");
     assert!(tile.strips.end <= w.strips() && product.bias.is_none_or(|bias| bias.len() == n), "{tile:?}");
-    let operands = Operands { x: product.x.as_ptr(), bias, out: out.pointer(), n, k: cols };
+    let (x, out) = (product.x.as_ptr(), out.pointer());
+    let operands = Operands {
+        x,
+        x_row: 0,
+        x_start: 0,
+        x_stride: cols,
+        sums: std::ptr::null_mut(),
+        sums_row: 0,
+        sums_strip: 0,
+        sums_rows: 0,
+        bias,
+        out,
+        n,
+        k: cols,
+    };
     // SAFETY: `Isa` has found the features before it chose this function. The assertions above keep rows and strips
     // inside `x`, `bias`, `out` and the store; parts differ in rows or strips, so that nobody else writes there.
     unsafe {
@@ -52,11 +97,25 @@ pub(crate) fn matmul_tile(product: &Product<'_>, tile: &ProductTile, out: Share<
             Store::F16(data) => packed(&operands, Halves { data: data.as_ptr(), cols }, tile),
             Store::Nibbles(data, groups) => {
                 let (data, size) = (data.as_ptr(), groups.size);
-                packed(&operands, Nibbles { data, cols, groups: groups.data.as_ptr(), size }, tile);
+                match &groups.data {
+                    GroupData::F32(groups) => {
+                        packed(&operands, Nibbles { data, cols, groups: groups.as_ptr(), size }, tile);
+                    }
+                    GroupData::F16(groups) => {
+                        packed(&operands, Nibbles { data, cols, groups: groups.as_ptr(), size }, tile);
+                    }
+                }
             }
             Store::Bytes(data, groups) => {
                 let (data, size) = (data.as_ptr(), groups.size);
-                packed(&operands, Bytes { data, cols, groups: groups.data.as_ptr(), size }, tile);
+                match &groups.data {
+                    GroupData::F32(groups) => {
+                        packed(&operands, Bytes { data, cols, groups: groups.as_ptr(), size }, tile);
+                    }
+                    GroupData::F16(groups) => {
+                        packed(&operands, Bytes { data, cols, groups: groups.as_ptr(), size }, tile);
+                    }
+                }
             }
         }
     }
@@ -73,11 +132,9 @@ unsafe fn floats(operands: &Operands, source: Floats, tile: &ProductTile) {
         if tile.rows.len() <= FEW_ROWS {
             return few_rows(operands, source, tile);
         }
-        for strip in tile.strips.clone() {
-            for start in (0..operands.k).step_by(PANEL) {
-                many_rows(operands, source, strip, start..operands.k.min(start + PANEL), tile.rows.clone());
-            }
-        }
+        by_panels(operands, tile, |operands, strip, span| {
+            by_blocks(operands, source, strip, span, tile.rows.clone(), MOST_ROWS);
+        });
     }
 }
 
@@ -93,15 +150,66 @@ unsafe fn packed<S: Source>(operands: &Operands, source: S, tile: &ProductTile) 
     }
     let mut buffer = PanelBuffer([MaybeUninit::uninit(); PANEL * STRIP]);
     let data = buffer.0.as_mut_ptr().cast::<f32>();
-    for strip in tile.strips.clone() {
-        for start in (0..operands.k).step_by(PANEL) {
-            let span = start..operands.k.min(start + PANEL);
-            // SAFETY: the caller's duty; the buffer holds a whole panel, and its span is written before it is read.
-            unsafe {
-                unpack(source, strip, span.clone(), data);
-                many_rows(operands, Panel { data, start }, strip, span, tile.rows.clone());
+    // SAFETY: the caller's duty; the buffer holds a whole panel, and its span is written before it is read.
+    unsafe {
+        by_panels(operands, tile, |operands, strip, span| {
+            unpack(source, strip, span.clone(), data);
+            let panel = Panel { data, start: span.start };
+            by_blocks(operands, panel, strip, span, tile.rows.clone(), MOST_ROWS);
+        });
+    }
+}
+
+/// Calls `job` for each strip and panel of a part, with operands that have room for sums between panels and,
+/// where it pays, a copy of the panel's inputs.
+///
+/// # Safety
+/// All rows of `tile` are inside `x`.
+unsafe fn by_panels(
+    operands: &Operands,
+    tile: &ProductTile,
+    mut job: impl FnMut(&Operands, usize, Range<usize>),
+) {
+    let rows = tile.rows.len();
+    SCRATCH.with_borrow_mut(|scratch| {
+        scratch.resize(scratch.len().max(rows * (PANEL + STRIPS_TOGETHER * STRIP)), 0.0);
+        let (inputs, sums) = scratch.split_at_mut(rows * PANEL);
+        for first in tile.strips.clone().step_by(STRIPS_TOGETHER) {
+            for start in (0..operands.k).step_by(PANEL) {
+                let span = start..operands.k.min(start + PANEL);
+                let mut panel = Operands {
+                    sums: sums.as_mut_ptr(),
+                    sums_row: tile.rows.start,
+                    sums_strip: first,
+                    sums_rows: rows,
+                    ..*operands
+                };
+                if tile.strips.len() >= LEAST_STRIPS_TO_COPY {
+                    // SAFETY: the rows are inside `x` by the caller's duty, and the span is inside a row.
+                    unsafe { copy_inputs(operands, tile.rows.clone(), span.clone(), inputs) };
+                    panel.x = inputs.as_ptr();
+                    (panel.x_row, panel.x_start, panel.x_stride) = (tile.rows.start, start, PANEL);
+                }
+                for strip in first..tile.strips.end.min(first + STRIPS_TOGETHER) {
+                    job(&panel, strip, span.clone());
+                }
             }
         }
+    });
+}
+
+/// Lays the inputs `span` of `rows` side by side, [`PANEL`] numbers apart.
+///
+/// # Safety
+/// The rows and the span are inside `x`.
+unsafe fn copy_inputs(operands: &Operands, rows: Range<usize>, span: Range<usize>, inputs: &mut [f32]) {
+    for (row, to) in rows.zip(inputs.chunks_exact_mut(PANEL)) {
+        // SAFETY: the caller's duty.
+        let from = unsafe {
+            let at = operands.x.add(row * operands.x_stride + span.start);
+            std::slice::from_raw_parts(at, span.len())
+        };
+        to[..span.len()].copy_from_slice(from);
     }
 }
 
@@ -121,26 +229,27 @@ unsafe fn few_rows<S: Source>(operands: &Operands, source: S, tile: &ProductTile
             match (rows, pair) {
                 (1, true) => chains::<S, 1, 4>(operands, source, first, span, row),
                 (2, true) => chains::<S, 2, 4>(operands, source, first, span, row),
-                _ => by_rows(operands, source, first, span, row, rows),
+                _ => by_blocks(operands, source, strip, span, tile.rows.clone(), MOST_ROWS_DECODING),
             }
         }
         strip += if pair { 2 } else { 1 };
     }
 }
 
-/// One strip's inputs `span` for any number of rows, in blocks of nearly equal height.
+/// One strip's inputs `span` for any number of rows, in blocks of nearly equal height, at most `most`.
 ///
 /// # Safety
 /// As [`chains`], for all of `rows`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn many_rows<S: Source>(
+unsafe fn by_blocks<S: Source>(
     operands: &Operands,
     source: S,
     strip: usize,
     span: Range<usize>,
     rows: Range<usize>,
+    most: usize,
 ) {
-    let blocks = rows.len().div_ceil(MOST_ROWS);
+    let blocks = rows.len().div_ceil(most);
     for block in 0..blocks {
         let first = rows.start + rows.len() * block / blocks;
         let end = rows.start + rows.len() * (block + 1) / blocks;
@@ -188,7 +297,7 @@ unsafe fn by_rows<S: Source>(
 /// # Safety
 /// The processor has AVX-512 F, BW, VL and DQ. Rows `row..row + R` are inside `x` and `out`; tiles
 /// `tile..tile + T` and inputs `span` are inside the source; nobody else touches these outputs meanwhile. `span`
-/// starts at a multiple of the source's group.
+/// starts at a multiple of the source's group; it is all inputs unless `operands.sums` has room for these chains.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn chains<S: Source, const R: usize, const T: usize>(
     operands: &Operands,
@@ -204,7 +313,7 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
             for (t, sum) in sums.iter_mut().enumerate() {
                 let (first, mask) = operands.lanes(tile + t);
                 if span.start > 0 {
-                    *sum = _mm512_maskz_loadu_ps(mask, operands.out_at(row + r, first));
+                    *sum = _mm512_loadu_ps(operands.sums_at(row + r, tile + t));
                 } else if let Some(bias) = operands.bias {
                     *sum = _mm512_maskz_loadu_ps(mask, bias.wrapping_add(first));
                 }
@@ -219,6 +328,7 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
             }
             let end = span.end.min((group + 1) * source.group());
             while k + STEP <= end {
+                fetch_ahead::<S, T>(operands, source, tile / 2, k);
                 step::<S, R, T>(&mut sums, operands, source, tile, &scales, k, STEP, row);
                 k += STEP;
             }
@@ -229,9 +339,28 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
         }
         for (r, sums) in sums.iter().enumerate() {
             for (t, sum) in sums.iter().enumerate() {
-                let (first, mask) = operands.lanes(tile + t);
-                _mm512_mask_storeu_ps(operands.out_at(row + r, first), mask, *sum);
+                if span.end < operands.k {
+                    _mm512_storeu_ps(operands.sums_at(row + r, tile + t), *sum);
+                } else {
+                    let (first, mask) = operands.lanes(tile + t);
+                    _mm512_mask_storeu_ps(operands.out_at(row + r, first), mask, *sum);
+                }
             }
+        }
+    }
+}
+
+/// Asks for the weights that will be read some steps after those of input `k`: at the end of the strips at hand
+/// those are at the start of the strips that follow them.
+#[inline(always)]
+fn fetch_ahead<S: Source, const T: usize>(operands: &Operands, source: S, strip: usize, k: usize) {
+    if S::AHEAD > 0 {
+        let strips = T / 2;
+        let later = k + S::AHEAD;
+        let (first, k) =
+            if later < operands.k { (strip, later) } else { (strip + strips, later - operands.k) };
+        for strip in first..first + strips {
+            source.fetch(strip, k);
         }
     }
 }
@@ -262,14 +391,14 @@ unsafe fn step<S: Source, const R: usize, const T: usize>(
         for t in 1..T {
             cursors[t] = source.cursor(tile + t, k);
         }
-        let x = operands.x.add(row * operands.k + k);
+        let x = operands.x.add((row - operands.x_row) * operands.x_stride + (k - operands.x_start));
         for j in 0..count {
             let mut weights = [_mm512_setzero_ps(); T];
             for t in 0..T {
                 weights[t] = S::next(&mut cursors[t], scales[t]);
             }
             for r in 0..R {
-                let input = _mm512_set1_ps(*x.add(r * operands.k + j));
+                let input = _mm512_set1_ps(*x.add(r * operands.x_stride + j));
                 for t in 0..T {
                     sums[r][t] = _mm512_fmadd_ps(weights[t], input, sums[r][t]);
                 }
@@ -293,6 +422,7 @@ unsafe fn unpack<S: Source>(source: S, strip: usize, span: Range<usize>, panel: 
             let end = span.end.min((group + 1) * source.group());
             while k < end {
                 let count = STEP.min(end - k);
+                source.fetch(strip + 1, k);
                 for (t, &scale) in scales.iter().enumerate() {
                     let mut cursor = source.cursor(strip * 2 + t, k);
                     let to = panel.add((k - span.start) * STRIP + t * (STRIP / 2));
@@ -313,6 +443,17 @@ impl Operands {
         let first = tile * (STRIP / 2);
         let left = self.n.saturating_sub(first).min(STRIP / 2);
         (first, ((1_u32 << left) - 1) as __mmask16)
+    }
+
+    /// Where the sums of a row and a tile lie between two panels.
+    #[inline]
+    fn sums_at(&self, row: usize, tile: usize) -> *mut f32 {
+        debug_assert!(
+            (self.sums_row..self.sums_row + self.sums_rows).contains(&row),
+            "row {row} has no sums"
+        );
+        let strip = (tile / 2 - self.sums_strip) * self.sums_rows + row - self.sums_row;
+        self.sums.wrapping_add(strip * STRIP + tile % 2 * (STRIP / 2))
     }
 
     /// Where an output lies. A tile of padding lies past the end and is only ever used with an empty mask.

@@ -10,6 +10,18 @@ use crate::layout::matrix::{Groups, Matrix, OCTET, STRIP};
 /// Inputs read between two calls of [`Source::cursor`].
 pub(super) const STEP: usize = OCTET;
 
+/// How far ahead of its use a weight is fetched: what a memory latency of some hundred nanoseconds lets through.
+const AHEAD_BYTES: usize = 4096;
+
+/// Asks for the cache lines of `bytes` bytes from `at` on.
+#[inline(always)]
+pub(super) fn fetch_lines<T>(at: *const T, bytes: usize) {
+    for line in 0..bytes / 64 {
+        // SAFETY: a prefetch of any address, past the end of a store too, is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(line * 64)) };
+    }
+}
+
 /// Reads packed weights.
 pub(super) trait Source: Copy {
     /// What the weights of one tile and group have in common.
@@ -17,8 +29,14 @@ pub(super) trait Source: Copy {
     /// A place between two inputs of one tile.
     type Cursor: Copy;
 
+    /// How many inputs ahead weights should be fetched; 0 where they are in the cache anyway.
+    const AHEAD: usize;
+
     /// Inputs that share a [`Source::Scale`]; a multiple of [`STEP`].
     fn group(self) -> usize;
+
+    /// Asks for the [`STEP`] inputs from `k` on of a strip; neither need exist.
+    fn fetch(self, strip: usize, k: usize);
 
     /// # Safety
     /// The processor has AVX-512 F, BW, VL and DQ; the tile and the group exist.
@@ -40,6 +58,11 @@ pub(super) trait Source: Copy {
 /// Where the weights of a tile start, with one element a weight.
 fn dense_at(cols: usize, tile: usize, k: usize) -> usize {
     Matrix::dense_at(cols, tile / 2, k) + tile % 2 * (STRIP / 2)
+}
+
+/// Where the weights of a tile start in an unpacked panel.
+fn panel_at(start: usize, tile: usize, k: usize) -> usize {
+    (k - start) * STRIP + tile % 2 * (STRIP / 2)
 }
 
 /// Full-width weights, in a matrix or in an unpacked panel.
@@ -70,30 +93,65 @@ pub(super) struct Halves {
     pub(super) cols: usize,
 }
 
+/// A width at which scales and minima are stored.
+pub(super) trait GroupNumber: Copy {
+    /// Sixteen of them as `f32`.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 F, BW, VL and DQ; sixteen numbers can be read at `at`.
+    unsafe fn sixteen(at: *const Self) -> __m512;
+}
+
+impl GroupNumber for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn sixteen(at: *const f32) -> __m512 {
+        // SAFETY: the caller's duty.
+        unsafe { _mm512_loadu_ps(at) }
+    }
+}
+
+impl GroupNumber for u16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn sixteen(at: *const u16) -> __m512 {
+        // SAFETY: the caller's duty.
+        unsafe { widen_half(at) }
+    }
+}
+
 /// Four-bit weights in groups.
 #[derive(Clone, Copy)]
-pub(super) struct Nibbles {
+pub(super) struct Nibbles<G> {
     pub(super) data: *const u32,
     pub(super) cols: usize,
-    pub(super) groups: *const f32,
+    pub(super) groups: *const G,
     pub(super) size: usize,
 }
 
 /// Eight-bit weights in groups.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes {
+pub(super) struct Bytes<G> {
     pub(super) data: *const u8,
     pub(super) cols: usize,
-    pub(super) groups: *const f32,
+    pub(super) groups: *const G,
     pub(super) size: usize,
 }
 
 /// A format with one element a weight and no groups.
 macro_rules! dense {
-    ($name:ident, $element:ty, |$self:ident, $tile:ident, $k:ident| $at:expr, |$pointer:ident| $load:expr) => {
+    ($name:ident, $element:ty, $ahead:expr, |$fetcher:ident, $strip:ident, $from:ident| $fetched:expr, |$self:ident, $tile:ident, $k:ident| $at:expr, |$pointer:ident| $load:expr) => {
         impl Source for $name {
             type Scale = ();
             type Cursor = *const $element;
+
+            const AHEAD: usize = $ahead / (STRIP * size_of::<$element>());
+
+            #[inline(always)]
+            fn fetch(self, $strip: usize, $from: usize) {
+                let $fetcher = self;
+                fetch_lines($fetched, STEP * STRIP * size_of::<$element>());
+            }
 
             fn group(self) -> usize {
                 // Any multiple of a step will do where there is no scale to fetch.
@@ -124,14 +182,33 @@ macro_rules! dense {
     };
 }
 
-dense!(Floats, f32, |this, tile, k| dense_at(this.cols, tile, k), |at| _mm512_loadu_ps(at));
-dense!(Panel, f32, |this, tile, k| (k - this.start) * STRIP + tile % 2 * (STRIP / 2), |at| _mm512_loadu_ps(
-    at
-));
-dense!(Bf16s, u16, |this, tile, k| dense_at(this.cols, tile, k), |at| widen_bf16(at));
-dense!(Halves, u16, |this, tile, k| dense_at(this.cols, tile, k), |at| _mm512_cvtph_ps(_mm256_loadu_si256(
-    at.cast()
-)));
+dense!(
+    Floats,
+    f32,
+    AHEAD_BYTES,
+    |this, strip, k| this.data.wrapping_add(Matrix::dense_at(this.cols, strip, k)),
+    |this, tile, k| dense_at(this.cols, tile, k),
+    |at| _mm512_loadu_ps(at)
+);
+dense!(Panel, f32, 0, |this, _strip, _k| this.data, |this, tile, k| panel_at(this.start, tile, k), |at| {
+    _mm512_loadu_ps(at)
+});
+dense!(
+    Bf16s,
+    u16,
+    AHEAD_BYTES,
+    |this, strip, k| this.data.wrapping_add(Matrix::dense_at(this.cols, strip, k)),
+    |this, tile, k| dense_at(this.cols, tile, k),
+    |at| widen_bf16(at)
+);
+dense!(
+    Halves,
+    u16,
+    AHEAD_BYTES,
+    |this, strip, k| this.data.wrapping_add(Matrix::dense_at(this.cols, strip, k)),
+    |this, tile, k| dense_at(this.cols, tile, k),
+    |at| widen_half(at)
+);
 
 /// Sixteen bfloat16 numbers as `f32`.
 ///
@@ -145,14 +222,25 @@ pub(super) unsafe fn widen_bf16(at: *const u16) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
 }
 
+/// Sixteen half-precision numbers as `f32`.
+///
+/// # Safety
+/// Sixteen numbers can be read at `at`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn widen_half(at: *const u16) -> __m512 {
+    // SAFETY: the caller's duty.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
+}
+
 /// The scales and the minima of a tile's group.
 ///
 /// # Safety
 /// The tile and the group exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn scale_and_min(
-    groups: *const f32,
+unsafe fn scale_and_min<G: GroupNumber>(
+    groups: *const G,
     size: usize,
     cols: usize,
     tile: usize,
@@ -161,13 +249,30 @@ unsafe fn scale_and_min(
     // SAFETY: inside the store by the caller's duty; the minima follow a strip's scales.
     unsafe {
         let at = groups.add(Groups::at(size, cols, tile / 2, group) + tile % 2 * (STRIP / 2));
-        (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(STRIP)))
+        (G::sixteen(at), G::sixteen(at.add(STRIP)))
     }
 }
 
-impl Source for Nibbles {
+/// Asks for the scales and minima that input `k` of a strip has.
+#[inline(always)]
+fn fetch_group<G>(groups: *const G, size: usize, cols: usize, strip: usize, k: usize) {
+    let at = groups.wrapping_add(Groups::at(size, cols, strip, k / size));
+    fetch_lines(at, 2 * STRIP * size_of::<G>());
+}
+
+impl<G: GroupNumber> Source for Nibbles<G> {
     type Scale = (__m512, __m512);
     type Cursor = __m512i;
+
+    const AHEAD: usize = AHEAD_BYTES / (STRIP / 2);
+
+    #[inline(always)]
+    fn fetch(self, strip: usize, k: usize) {
+        fetch_lines(self.data.wrapping_add(Matrix::octet_at(self.cols, strip, k)), STEP * STRIP / 2);
+        if k.is_multiple_of(self.size) {
+            fetch_group(self.groups, self.size, self.cols, strip, k);
+        }
+    }
 
     fn group(self) -> usize {
         self.size
@@ -185,7 +290,10 @@ impl Source for Nibbles {
     unsafe fn cursor(self, tile: usize, k: usize) -> __m512i {
         let at = Matrix::octet_at(self.cols, tile / 2, k) + tile % 2 * (STRIP / 2);
         // SAFETY: the tile and the input exist, and octets are stored whole.
-        unsafe { _mm512_loadu_si512(self.data.add(at).cast()) }
+        unsafe {
+            let at = self.data.add(at);
+            _mm512_loadu_si512(at.cast())
+        }
     }
 
     #[inline]
@@ -201,9 +309,19 @@ impl Source for Nibbles {
     }
 }
 
-impl Source for Bytes {
+impl<G: GroupNumber> Source for Bytes<G> {
     type Scale = (__m512, __m512);
     type Cursor = *const u8;
+
+    const AHEAD: usize = AHEAD_BYTES / STRIP;
+
+    #[inline(always)]
+    fn fetch(self, strip: usize, k: usize) {
+        fetch_lines(self.data.wrapping_add(Matrix::dense_at(self.cols, strip, k)), STEP * STRIP);
+        if k.is_multiple_of(self.size) {
+            fetch_group(self.groups, self.size, self.cols, strip, k);
+        }
+    }
 
     fn group(self) -> usize {
         self.size

@@ -1,7 +1,7 @@
 //! Packed weight matrices. The rule: a matrix keeps its weights at the width they came in, and whoever reads a
 //! weight, one row or a whole product, sees the same number.
 //!
-//! Outputs are packed in strips of [`STRIP`] (two vector registers). Inside a strip the weights of one input lie
+//! Outputs are packed in strips of `STRIP` (two vector registers). Inside a strip the weights of one input lie
 //! side by side, inputs follow each other, so that a product reads each strip as one stream. The last strip is
 //! padded with zeros. Four-bit weights put eight consecutive inputs of one output into one `u32`, lowest nibble
 //! first; grouped formats keep per strip and group of inputs all scales, then all minima.
@@ -46,8 +46,17 @@ pub(crate) struct Groups {
     /// Inputs in one group.
     pub(crate) size: usize,
     /// The numbers themselves.
-    pub(crate) data: Aligned<f32>,
+    pub(crate) data: GroupData,
 }
+
+/// Scales and minima at the least width that keeps each of them exactly.
+pub(crate) enum GroupData {
+    F32(Aligned<f32>),
+    F16(Aligned<u16>),
+}
+
+/// What writes one row for [`Matrix::from_grouped`]: its index, then room for its numbers, scales and minima.
+pub type FillRow<'a> = dyn FnMut(usize, &mut [u8], &mut [f32], &mut [f32]) + 'a;
 
 /// A weight matrix of `rows` outputs and `cols` inputs; a product computes `y = x · Wᵀ`.
 pub struct Matrix {
@@ -78,8 +87,8 @@ impl Matrix {
         match &self.store {
             Store::F32(data) => data.len() * 4,
             Store::Bf16(data) | Store::F16(data) => data.len() * 2,
-            Store::Nibbles(data, groups) => (data.len() + groups.data.len()) * 4,
-            Store::Bytes(data, groups) => data.len() + groups.data.len() * 4,
+            Store::Nibbles(data, groups) => data.len() * 4 + groups.bytes(),
+            Store::Bytes(data, groups) => data.len() + groups.bytes(),
         }
     }
 
@@ -113,6 +122,21 @@ impl Groups {
     /// Where the scales of group `group` of strip `strip` start; its minima follow them.
     pub(crate) fn at(size: usize, cols: usize, strip: usize, group: usize) -> usize {
         (strip * cols.div_ceil(size) + group) * 2 * STRIP
+    }
+
+    /// The number at a place.
+    pub(crate) fn number(&self, at: usize) -> f32 {
+        match &self.data {
+            GroupData::F32(data) => data[at],
+            GroupData::F16(data) => half::f16::from_bits(data[at]).to_f32(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.data {
+            GroupData::F32(data) => data.len() * 4,
+            GroupData::F16(data) => data.len() * 2,
+        }
     }
 }
 

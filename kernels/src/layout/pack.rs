@@ -1,7 +1,8 @@
 //! From rows of weights to packed strips. The rule: sizes are multiplied with checks, because they come from files.
 
 use super::aligned::{Aligned, Zeroed};
-use super::matrix::{Groups, Matrix, OCTET, STRIP, Store};
+use super::matrix::{FillRow, GroupData, Groups, Matrix, OCTET, STRIP, Store};
+use half::f16;
 
 impl Matrix {
     /// Packs row-major `f32` weights, kept as `f32`.
@@ -28,13 +29,7 @@ impl Matrix {
     ///
     /// # Panics
     /// When `group` or `bits` is none of those, a number does not fit its bits, or the size cannot exist.
-    pub fn from_grouped(
-        rows: usize,
-        cols: usize,
-        group: usize,
-        bits: u32,
-        fill: &mut dyn FnMut(usize, &mut [u8], &mut [f32], &mut [f32]),
-    ) -> Matrix {
+    pub fn from_grouped(rows: usize, cols: usize, group: usize, bits: u32, fill: &mut FillRow<'_>) -> Matrix {
         assert!(group == 16 || group == 32, "group is {group}; only groups of 16 or 32 inputs can be packed");
         assert!(bits == 4 || bits == 8, "bits is {bits}; only 4-bit and 8-bit weights can be packed");
         let groups = cols.div_ceil(group);
@@ -62,10 +57,23 @@ impl Matrix {
                 }
             }
         }
-        let scales = Groups { size: group, data: scales };
+        let scales = Groups { size: group, data: narrowed(scales) };
         let store = if bits == 4 { Store::Nibbles(nibbles, scales) } else { Store::Bytes(bytes, scales) };
         Matrix { rows, cols, store }
     }
+}
+
+/// Half precision where that keeps every bit, as for the formats whose files hold it.
+fn narrowed(numbers: Aligned<f32>) -> GroupData {
+    let exact = |&number: &f32| f16::from_f32(number).to_f32().to_bits() == number.to_bits();
+    if !numbers.iter().all(exact) {
+        return GroupData::F32(numbers);
+    }
+    let mut halves = zeroed::<u16>(STRIP, numbers.len() / STRIP);
+    for (half, &number) in halves.iter_mut().zip(numbers.iter()) {
+        *half = f16::from_f32(number).to_bits();
+    }
+    GroupData::F16(halves)
 }
 
 fn pack_nibbles(out: &mut [u32], q: &[u8], start: usize, row: usize) {

@@ -53,20 +53,22 @@ impl Matrix {
                 }
             }
             Store::Nibbles(data, groups) => {
+                let mut of_group = OfGroup::new(groups, cols, strip);
                 for (index, o) in out.chunks_exact_mut(STRIP).enumerate() {
                     let k = start + index;
                     let at = Matrix::octet_at(cols, strip, k);
                     let shift = 4 * (k % OCTET);
-                    let (scale, min) = scales(groups, cols, strip, k);
+                    let (scale, min) = of_group.at(k);
                     for (lane, &word) in data[at..at + STRIP].iter().enumerate() {
                         o[lane] = scale[lane] * ((word >> shift) & 15) as f32 + min[lane];
                     }
                 }
             }
             Store::Bytes(data, groups) => {
+                let mut of_group = OfGroup::new(groups, cols, strip);
                 for (index, o) in out.chunks_exact_mut(STRIP).enumerate() {
                     let at = dense + index * STRIP;
-                    let (scale, min) = scales(groups, cols, strip, start + index);
+                    let (scale, min) = of_group.at(start + index);
                     for (lane, &value) in data[at..at + STRIP].iter().enumerate() {
                         o[lane] = scale[lane] * f32::from(value) + min[lane];
                     }
@@ -76,12 +78,34 @@ impl Matrix {
     }
 }
 
-fn scales(groups: &Groups, cols: usize, strip: usize, k: usize) -> (&[f32], &[f32]) {
-    let at = Groups::at(groups.size, cols, strip, k / groups.size);
-    groups.data[at..at + 2 * STRIP].split_at(STRIP)
+/// The scales and minima of the group last asked for.
+struct OfGroup<'a> {
+    groups: &'a Groups,
+    cols: usize,
+    strip: usize,
+    group: usize,
+    numbers: [f32; 2 * STRIP],
+}
+
+impl<'a> OfGroup<'a> {
+    fn new(groups: &'a Groups, cols: usize, strip: usize) -> OfGroup<'a> {
+        OfGroup { groups, cols, strip, group: usize::MAX, numbers: [0.0; 2 * STRIP] }
+    }
+
+    fn at(&mut self, k: usize) -> (&[f32], &[f32]) {
+        let group = k / self.groups.size;
+        if group != self.group {
+            self.group = group;
+            let at = Groups::at(self.groups.size, self.cols, self.strip, group);
+            for (lane, number) in self.numbers.iter_mut().enumerate() {
+                *number = self.groups.number(at + lane);
+            }
+        }
+        self.numbers.split_at(STRIP)
+    }
 }
 
 fn weight(groups: &Groups, cols: usize, (strip, lane): (usize, usize), k: usize, q: u32) -> f32 {
-    let (scale, min) = scales(groups, cols, strip, k);
-    scale[lane].mul_add(q as f32, min[lane])
+    let at = Groups::at(groups.size, cols, strip, k / groups.size) + lane;
+    groups.number(at).mul_add(q as f32, groups.number(at + STRIP))
 }

@@ -9,8 +9,9 @@ use crate::ops::Share;
 use crate::pool::Pool;
 use crate::portable;
 
-/// Query vectors that one part works on: as many as share a block's keys before the next block is looked at.
-pub(crate) const TILE_QUERIES: usize = 48;
+/// Numbers in the query vectors that one part works on: with their sums twice that, which leaves room for a block in
+/// the first-level cache.
+const TILE_NUMBERS: usize = 3072;
 
 /// What every part of one call reads.
 pub(crate) struct Scene<'a> {
@@ -63,7 +64,7 @@ pub fn attention(
     assert!(q.len().is_multiple_of(width), "q holds {} numbers, no multiple of {width}", q.len());
     check(seqs, arena.blocks(), q.len() / width);
     let group = heads / kv_heads;
-    let rows_per_tile = (TILE_QUERIES / group).max(1);
+    let rows_per_tile = (TILE_NUMBERS / arena.head_dim() / group).max(1);
     let mut tiles = Vec::new();
     for seq in seqs {
         for first in (0..seq.rows).step_by(rows_per_tile) {

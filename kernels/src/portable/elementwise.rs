@@ -18,7 +18,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     // Adding 1.5 · 2^23 rounds to a whole number, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two pieces; the first has so few bits that its multiples are exact.
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;
@@ -28,7 +28,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     sum = sum * rest + 8.333_452e-3;
     sum = sum * rest + 4.166_579_6e-2;
     sum = sum * rest + 1.666_666_5e-1;
-    sum = sum * rest + 5.000_000_1e-1;
+    sum = sum * rest + 0.5;
     let mantissa = sum * (rest * rest) + rest + 1.0;
     let power = f32::from_bits((shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127)) << 23);
     let result = mantissa * power;

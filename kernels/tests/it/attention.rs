@@ -13,7 +13,7 @@ fn check(group: usize, kv_heads: usize, dim: usize, lengths: &[(usize, usize)], 
     let heads = group * kv_heads;
     let mut numbers = Numbers(seed);
     let blocks: usize = lengths.iter().map(|(start, rows)| (start + rows).div_ceil(BLOCK)).sum();
-    let mut arena = KvArena::new(1, kv_heads, dim, blocks).unwrap();
+    let mut arena = KvArena::new(1, kv_heads, dim, blocks).expect("the sizes are in bounds");
     let mut next = blocks as u32;
     let (mut tables, mut rows_in_all) = (Vec::new(), 0);
     for (start, rows) in lengths {
@@ -77,7 +77,7 @@ fn the_shapes_of_known_models_agree_with_the_oracle() {
 
 #[test]
 fn rows_of_no_sequence_are_left_alone() {
-    let mut arena = KvArena::new(1, 1, 16, 1).unwrap();
+    let mut arena = KvArena::new(1, 1, 16, 1).expect("the sizes are in bounds");
     arena.write(0, &[KvRow { block: 0, slot: 0 }], &[1.0; 16], &[2.0; 16]);
     for isa in Isa::usable() {
         let mut out = vec![7.0; 3 * 16];
@@ -88,7 +88,7 @@ fn rows_of_no_sequence_are_left_alone() {
 }
 
 fn attend(seq: AttentionSeq<'_>) {
-    let arena = KvArena::new(1, 1, 16, 2).unwrap();
+    let arena = KvArena::new(1, 1, 16, 2).expect("the sizes are in bounds");
     ops::attention(&Pool::new(1), Isa::detect(), &arena, 0, &[0.0; 32], 1, &[seq], 1.0, &mut [0.0; 32]);
 }
 

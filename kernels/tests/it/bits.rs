@@ -42,7 +42,14 @@ fn a_row_of_a_product_is_the_same_alone_and_in_any_company() {
 
 #[test]
 fn rows_past_one_part_are_the_same_too() {
-    let (rows, cols, m) = (40, 64, 400);
+    // Several panels, and both few and many strips a part.
+    for (rows, cols) in [(40, 64), (70, 600), (1100, 300)] {
+        past_one_part(rows, cols);
+    }
+}
+
+fn past_one_part(rows: usize, cols: usize) {
+    let m = 400;
     for format in FORMATS {
         let w = matrix(format, rows, cols, 21);
         let x = Numbers(22).units(m * cols);
@@ -71,7 +78,7 @@ struct Story {
 fn story(heads: usize, kv_heads: usize, dim: usize, len: usize, seed: u64) -> Story {
     let mut numbers = Numbers(seed);
     let used = len.div_ceil(BLOCK);
-    let mut arena = KvArena::new(2, kv_heads, dim, used + 3).unwrap();
+    let mut arena = KvArena::new(2, kv_heads, dim, used + 3).expect("the sizes are in bounds");
     let mut table: Vec<u32> = (0..used as u32 + 3).collect();
     for index in (1..table.len()).rev() {
         table.swap(index, (numbers.next_u64() % (index as u64 + 1)) as usize);

@@ -62,6 +62,7 @@ fn shapes_at_the_edges_of_tiles_and_panels_agree_with_the_oracle() {
             (96, 33, 24),
             (40, 64, 25),
             (20, 40, 200),
+            (300, 520, 200),
         ] {
             check(format, rows, cols, m, rows % 2 == 0, 7);
         }

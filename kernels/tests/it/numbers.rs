@@ -31,17 +31,24 @@ pub(crate) enum Format {
     F32,
     Bf16,
     F16,
-    Grouped { group: usize, bits: u32 },
+    /// `exact` scales and minima are representable in half precision.
+    Grouped {
+        group: usize,
+        bits: u32,
+        exact: bool,
+    },
 }
 
-pub(crate) const FORMATS: [Format; 7] = [
+pub(crate) const FORMATS: [Format; 9] = [
     Format::F32,
     Format::Bf16,
     Format::F16,
-    Format::Grouped { group: 32, bits: 4 },
-    Format::Grouped { group: 16, bits: 4 },
-    Format::Grouped { group: 32, bits: 8 },
-    Format::Grouped { group: 16, bits: 8 },
+    Format::Grouped { group: 32, bits: 4, exact: false },
+    Format::Grouped { group: 32, bits: 4, exact: true },
+    Format::Grouped { group: 16, bits: 4, exact: false },
+    Format::Grouped { group: 32, bits: 8, exact: false },
+    Format::Grouped { group: 32, bits: 8, exact: true },
+    Format::Grouped { group: 16, bits: 8, exact: false },
 ];
 
 /// A matrix of weights of magnitude about one.
@@ -59,12 +66,13 @@ pub(crate) fn matrix(format: Format, rows: usize, cols: usize, seed: u64) -> Mat
             let bits: Vec<u16> = data.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect();
             Matrix::from_f16_bits(rows, cols, &bits)
         }
-        Format::Grouped { group, bits } => {
+        Format::Grouped { group, bits, exact } => {
             let most = (1_u32 << bits) as f32;
+            let kept = |x: f32| if exact { half::f16::from_f32(x).to_f32() } else { x };
             Matrix::from_grouped(rows, cols, group, bits, &mut |_, q, scale, min| {
                 q.iter_mut().for_each(|q| *q = (numbers.next_u64() % (1 << bits)) as u8);
-                scale.iter_mut().for_each(|scale| *scale = numbers.unit() / most);
-                min.iter_mut().for_each(|min| *min = numbers.unit() / 2.0);
+                scale.iter_mut().for_each(|scale| *scale = kept(numbers.unit() / most));
+                min.iter_mut().for_each(|min| *min = kept(numbers.unit() / 2.0));
             })
         }
     }

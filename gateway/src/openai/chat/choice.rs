@@ -21,9 +21,16 @@ pub(super) enum Delta {
     Content(String),
     Reasoning(String),
     /// A call begins.
-    Call { index: usize, id: String, name: String },
+    Call {
+        index: usize,
+        id: String,
+        name: String,
+    },
     /// More of the newest call's arguments.
-    Arguments { index: usize, text: String },
+    Arguments {
+        index: usize,
+        text: String,
+    },
 }
 
 /// A call as the body shows it.
@@ -212,11 +219,17 @@ impl ChatChoice {
         (std::mem::take(&mut self.entries), std::mem::take(&mut self.ids))
     }
 
-    /// OpenAI's word for how the choice ended; `None` while it is open.
+    /// Ends it without a result.
+    pub(super) fn fail(&mut self) {
+        self.end.get_or_insert(End::Engine(FinishReason::Failed));
+    }
+
+    /// OpenAI's word for how the choice ended; `None` while it is open. `error` is for the ledger and never sent.
     pub(super) fn finish_reason(&self) -> Option<&'static str> {
-        let end = self.end?;
-        if end == End::Engine(FinishReason::Length) {
-            return Some("length");
+        match self.end? {
+            End::Engine(FinishReason::Length) => return Some("length"),
+            End::Engine(FinishReason::Failed) => return Some("error"),
+            _ => {}
         }
         let parser = self.parser.as_ref().filter(|parser| parser.calls() > 0);
         // A client executes what is finished with `tool_calls`, so half a call must not be.

@@ -45,7 +45,8 @@ fn read_message(item: &Value, path: &str, call_ids: &mut HashSet<String>) -> Res
             let id = id.ok_or_else(|| ApiError::missing(fields.path_of("tool_call_id")))?;
             if !call_ids.contains(id) {
                 let shown: String = id.chars().take(80).collect();
-                let what = format!("{path}.tool_call_id: no earlier message has a tool call with the id {shown:?}");
+                let what =
+                    format!("{path}.tool_call_id: no earlier message has a tool call with the id {shown:?}");
                 return Err(ApiError::invalid(fields.path_of("tool_call_id"), what));
             }
             message.insert("tool_call_id".to_owned(), id.into());
@@ -159,7 +160,9 @@ fn read_calls(fields: &Fields<'_>, call_ids: &mut HashSet<String>) -> Result<Vec
         let function_path = call.path_of("function");
         let function = call.get("function").ok_or_else(|| ApiError::missing(&*function_path))?;
         call_ids.insert(id.to_owned());
-        calls.push(json!({"id": id, "type": "function", "function": read_function(function, &function_path)?}));
+        calls.push(
+            json!({"id": id, "type": "function", "function": read_function(function, &function_path)?}),
+        );
     }
     Ok(calls)
 }

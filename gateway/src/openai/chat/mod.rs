@@ -133,10 +133,8 @@ fn read_logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
 
 fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     let refuse = |name: &str, why: &str| Err(ApiError::unsupported(name, why));
-    if let Some(modalities) = fields.array("modalities")? {
-        if modalities.iter().any(|modality| *modality != "text") {
-            return refuse("modalities", "the model writes text only; send [\"text\"] or leave it out");
-        }
+    if fields.array("modalities")?.is_some_and(|wanted| wanted.iter().any(|modality| *modality != "text")) {
+        return refuse("modalities", "the model writes text only; send [\"text\"] or leave it out");
     }
     if fields.string("verbosity")?.is_some_and(|verbosity| verbosity != "medium") {
         return refuse("verbosity", "say in a message how long the answer shall be");

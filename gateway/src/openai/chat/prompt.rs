@@ -84,7 +84,8 @@ fn take_final(messages: &mut Vec<Value>) -> Result<String, ApiError> {
     let last = messages.pop().filter(|last| last["role"] == "assistant" && last.get("tool_calls").is_none());
     let text = last.as_ref().and_then(|last| last["content"].as_str()).filter(|_| !messages.is_empty());
     text.map(str::to_owned).ok_or_else(|| {
-        let message = "continue_final_message needs a last message of the assistant with text, after another one";
+        let message =
+            "continue_final_message needs a last message of the assistant with text, after another one";
         ApiError::invalid("continue_final_message", message)
     })
 }

@@ -98,11 +98,17 @@ impl ChatReply {
         let content: &[u8] = if forced { b"null" } else { b"\"\"" };
         for index in 0..self.choices.len() {
             let extra = if index == 0 { self.prompt_ids() } else { BytesMut::new() };
-            self.envelope.frame(out, index, || self.usage(), &extra, |out| {
-                out.extend_from_slice(b",\"delta\":{\"role\":\"assistant\",\"content\":");
-                out.extend_from_slice(content);
-                out.extend_from_slice(b"},\"logprobs\":null,\"finish_reason\":null");
-            });
+            self.envelope.frame(
+                out,
+                index,
+                || self.usage(),
+                &extra,
+                |out| {
+                    out.extend_from_slice(b",\"delta\":{\"role\":\"assistant\",\"content\":");
+                    out.extend_from_slice(content);
+                    out.extend_from_slice(b"},\"logprobs\":null,\"finish_reason\":null");
+                },
+            );
         }
     }
 
@@ -134,32 +140,51 @@ impl ChatReply {
         state
     }
 
+    /// The choice can't be completed.
+    pub(crate) fn fail_choice(&mut self, index: usize) {
+        if let Some(choice) = self.choices.get_mut(index) {
+            choice.fail();
+        }
+    }
+
     fn delta_frame(&mut self, index: usize, delta: &Delta, out: &mut BytesMut) {
         let (entries, ids) = self.choices[index].take_pending();
         let legacy = self.shape.tools.as_ref().is_some_and(|tools| tools.legacy);
-        self.envelope.frame(out, index, || self.usage(), b"", |out| {
-            out.extend_from_slice(b",\"delta\":{");
-            write_delta(out, delta, legacy);
-            out.extend_from_slice(b"},\"logprobs\":");
-            self.write_logprobs(out, &entries);
-            out.extend_from_slice(b",\"finish_reason\":null");
-            self.write_token_ids(out, &ids);
-        });
+        self.envelope.frame(
+            out,
+            index,
+            || self.usage(),
+            b"",
+            |out| {
+                out.extend_from_slice(b",\"delta\":{");
+                write_delta(out, delta, legacy);
+                out.extend_from_slice(b"},\"logprobs\":");
+                self.write_logprobs(out, &entries);
+                out.extend_from_slice(b",\"finish_reason\":null");
+                self.write_token_ids(out, &ids);
+            },
+        );
     }
 
     fn finish_frame(&mut self, index: usize, out: &mut BytesMut) {
         let (entries, ids) = self.choices[index].take_pending();
-        self.envelope.frame(out, index, || self.usage(), b"", |out| {
-            out.extend_from_slice(b",\"delta\":{},\"logprobs\":");
-            // Nothing but text that was never shown can be left.
-            if entries.is_empty() {
-                out.extend_from_slice(b"null");
-            } else {
-                self.write_logprobs(out, &entries);
-            }
-            self.write_finish(out, index);
-            self.write_token_ids(out, &ids);
-        });
+        self.envelope.frame(
+            out,
+            index,
+            || self.usage(),
+            b"",
+            |out| {
+                out.extend_from_slice(b",\"delta\":{},\"logprobs\":");
+                // Nothing but text that was never shown can be left.
+                if entries.is_empty() {
+                    out.extend_from_slice(b"null");
+                } else {
+                    self.write_logprobs(out, &entries);
+                }
+                self.write_finish(out, index);
+                self.write_token_ids(out, &ids);
+            },
+        );
     }
 
     fn write_finish(&self, out: &mut BytesMut, index: usize) {
@@ -175,8 +200,7 @@ impl ChatReply {
             out.extend_from_slice(b"null");
             return;
         };
-        let naming =
-            Naming { tokenizer: &self.model.tokenizer, as_ids: self.shape.display.tokens_as_ids };
+        let naming = Naming { tokenizer: &self.model.tokenizer, as_ids: self.shape.display.tokens_as_ids };
         write_chat(out, naming, entries, top as usize);
     }
 

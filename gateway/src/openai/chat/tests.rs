@@ -1,0 +1,5 @@
+mod grammars;
+mod parameters;
+mod streams;
+mod structure;
+mod tools;

@@ -26,7 +26,8 @@ pub(super) fn grammar(
         (None, Some(structure)) => Ok(Some(structure.grammar())),
         (Some(set), structure) if set.is_forced() => {
             if structure.is_some() {
-                let message = "response_format can't be used while tool_choice forces a call; drop one of them";
+                let message =
+                    "response_format can't be used while tool_choice forces a call; drop one of them";
                 return Err(ApiError::invalid("response_format", message));
             }
             Ok(Some(Grammar::Lark(format!("start: calls\n{}", call_rules(set)?))))
@@ -37,7 +38,8 @@ pub(super) fn grammar(
             Ok(Some(Grammar::Lark(format!("start: calls | answer\nanswer: %json {answer}\n{rules}"))))
         }
         (Some(_), Some(_)) => {
-            let message = "a regex, choice or grammar can't be used together with tools; send tool_choice none";
+            let message =
+                "a regex, choice or grammar can't be used together with tools; send tool_choice none";
             Err(ApiError::invalid("structured_outputs", message))
         }
         (Some(_), None) => Ok(None),

@@ -165,7 +165,11 @@ fn read_tools(items: &[Value]) -> Result<Vec<Tool>, ApiError> {
 
 fn read_functions(items: &[Value]) -> Result<Vec<Tool>, ApiError> {
     check_count(items, "functions")?;
-    items.iter().enumerate().map(|(index, item)| read_function(item, &format!("functions[{index}]"))).collect()
+    items
+        .iter()
+        .enumerate()
+        .map(|(index, item)| read_function(item, &format!("functions[{index}]")))
+        .collect()
 }
 
 fn read_function(function: &Value, path: &str) -> Result<Tool, ApiError> {
@@ -225,7 +229,9 @@ fn read_tool_choice(fields: &Fields<'_>) -> Result<Selected, ApiError> {
     let choice = Fields::of(value, "tool_choice")?;
     match choice.one_of("type", &["function", "allowed_tools"])? {
         None => Err(ApiError::missing("tool_choice.type")),
-        Some("function") => function_name(value, "tool_choice").map(|name| Selected::Plain(Choice::Named(name))),
+        Some("function") => {
+            function_name(value, "tool_choice").map(|name| Selected::Plain(Choice::Named(name)))
+        }
         Some(_) => {
             let inner = choice.get("allowed_tools").unwrap_or(value);
             let allowed = Fields::of(inner, "tool_choice.allowed_tools")?;

@@ -86,9 +86,18 @@ impl Candidate {
         self.end = Some(end);
     }
 
-    /// OpenAI's word for how it ended; `None` while it is open.
+    /// Ends it without a result.
+    pub(super) fn fail(&mut self) {
+        self.end.get_or_insert(End::Engine(FinishReason::Failed));
+    }
+
+    /// OpenAI's word for how it ended; `None` while it is open. `error` is for the ledger and never sent.
     pub(super) fn finish_reason(&self) -> Option<&'static str> {
-        self.end.map(|end| if end == End::Engine(FinishReason::Length) { "length" } else { "stop" })
+        self.end.map(|end| match end {
+            End::Engine(FinishReason::Length) => "length",
+            End::Engine(FinishReason::Failed) => "error",
+            _ => "stop",
+        })
     }
 
     /// The stop string or stop token that ended the text, else null.

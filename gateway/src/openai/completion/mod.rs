@@ -55,7 +55,8 @@ pub fn prepare_completion(
     if prompts.len() * best_of > model.limits.max_sequences {
         let most = model.limits.max_sequences;
         let asked = prompts.len() * best_of;
-        let message = format!("prompt: this request asks for {asked} sequences, but at most {most} are allowed");
+        let message =
+            format!("prompt: this request asks for {asked} sequences, but at most {most} are allowed");
         return Err(ApiError::invalid("prompt", message));
     }
     let grammar = structure.map(|structure| structure.grammar());

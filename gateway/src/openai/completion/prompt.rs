@@ -99,7 +99,10 @@ pub(super) fn read(
         }
     };
     if prompts.is_empty() {
-        return Err(ApiError::invalid("prompt", "prompt must not be an empty list; send at least one prompt"));
+        return Err(ApiError::invalid(
+            "prompt",
+            "prompt must not be an empty list; send at least one prompt",
+        ));
     }
     Ok(prompts)
 }

@@ -110,12 +110,20 @@ impl CompletionReply {
         let state = candidate.push(output);
         if self.streams() {
             let done = state != ChoiceState::Open;
-            let waits = self.candidates[index].text.is_empty() && !(self.shape.echo && !self.candidates[index].echoed);
-            if done || !waits {
+            let candidate = &self.candidates[index];
+            let shows = !candidate.text.is_empty() || (self.shape.echo && !candidate.echoed);
+            if done || shows {
                 self.frame(index, out);
             }
         }
         state
+    }
+
+    /// The candidate can't be completed.
+    pub(crate) fn fail_choice(&mut self, index: usize) {
+        if let Some(candidate) = self.candidates.get_mut(index) {
+            candidate.fail();
+        }
     }
 
     /// Takes what a candidate has to show.
@@ -184,8 +192,7 @@ impl CompletionReply {
             offset_chars: base + entry.start_chars,
             logprobs: Some(&entry.logprobs),
         }));
-        let naming =
-            Naming { tokenizer: &self.model.tokenizer, as_ids: self.shape.display.tokens_as_ids };
+        let naming = Naming { tokenizer: &self.model.tokenizer, as_ids: self.shape.display.tokens_as_ids };
         write_legacy(out, naming, &entries, top);
     }
 

@@ -27,9 +27,6 @@ pub(super) fn candidates(
     mass: &mut Vec<f64>,
 ) {
     out.clear();
-    // min-p is a threshold on the logit, and cutting the tail first changes neither top-k nor the final set:
-    // it is applied last below as well, on the same comparison.
-    let floor = if params.min_p > 0.0 { f64::from(params.min_p).ln() } else { f64::NEG_INFINITY };
     for (id, &logit) in row.iter().enumerate() {
         if logit > f32::NEG_INFINITY {
             let z = (f64::from(logit) - f64::from(best)) * inverse_temperature;
@@ -45,7 +42,9 @@ pub(super) fn candidates(
         keep_nucleus(out, f64::from(params.top_p), mass);
     }
     if params.min_p > 0.0 {
-        out.retain(|c| f64::from(c.z) >= floor.min(0.0));
+        // p ≥ min_p · p_best, as logits; the best one stays whatever the setting.
+        let floor = f64::from(params.min_p).ln().min(0.0);
+        out.retain(|c| f64::from(c.z) >= floor);
     }
 }
 

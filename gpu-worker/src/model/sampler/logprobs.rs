@@ -1,6 +1,7 @@
 //! Raw log probabilities. The rule: one formula for the token itself and for the alternatives, so that the same
 //! token never shows two values; sums in f64.
 
+use pons_kernels::{Isa, ops};
 use pons_protocol::id::TokenId;
 use pons_protocol::inference::TokenLogprobs;
 
@@ -13,26 +14,9 @@ pub struct TokenRow {
     pub top: usize,
 }
 
-/// Log of the sum of exponentials in f64, relative to the largest logit. Eight running sums, combined in a fixed
-/// order, let the exponentials overlap.
-fn log_sum_exp(logits: &[f32]) -> f64 {
-    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let mut sums = [0.0f64; 8];
-    for chunk in logits.chunks(8) {
-        for (sum, &x) in sums.iter_mut().zip(chunk) {
-            let z = f64::from(x) - max;
-            // Below this a term is less than 1e-18 of the largest and can't show in an f32 result.
-            if z > -42.0 {
-                *sum += z.exp();
-            }
-        }
-    }
-    max + sums.iter().sum::<f64>().ln()
-}
-
 /// Log probability of a token and of the best alternatives, best first, ties by lower id.
-pub fn token_logprobs(logits: &[f32], row: TokenRow) -> TokenLogprobs {
-    let total = log_sum_exp(logits);
+pub fn token_logprobs(isa: Isa, logits: &[f32], row: TokenRow) -> TokenLogprobs {
+    let total = ops::log_sum_exp(isa, logits);
     let value = |logit: f32| (f64::from(logit) - total) as f32;
     let logprob = row.token.and_then(|t| logits.get(t as usize)).map_or(f32::NAN, |&logit| value(logit));
     let top = best(logits, row.top).into_iter().map(|id| (id, value(logits[id as usize]))).collect();

@@ -15,6 +15,7 @@ mod tests;
 pub use logprobs::{TokenRow, token_logprobs};
 pub use state::SamplerState;
 
+use pons_kernels::{Isa, ops};
 use pons_protocol::id::TokenId;
 use pons_protocol::inference::TokenLogprobs;
 
@@ -51,11 +52,24 @@ pub struct Sampled {
 }
 
 /// Buffers that one thread reuses from row to row.
-#[derive(Default)]
 pub struct Scratch {
+    isa: Isa,
     adjusted: Vec<f32>,
     candidates: Vec<Candidate>,
     mass: Vec<f64>,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self { isa: Isa::detect(), adjusted: Vec::new(), candidates: Vec::new(), mass: Vec::new() }
+    }
+}
+
+impl Scratch {
+    /// The instruction set of this process.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
 }
 
 /// A token that is still in the race, with its tempered logit relative to the best one (so ≤ 0).
@@ -100,7 +114,8 @@ pub fn sample(
     } else {
         logits
     };
-    let (best, best_value) = argmax(row);
+    let best = ops::argmax(scratch.isa, row);
+    let best_value = row[best];
     if best_value == f32::NEG_INFINITY {
         return Err(SampleError::NothingAllowed { position });
     }
@@ -116,8 +131,9 @@ pub fn sample(
             draw_among(noise, &scratch.candidates)
         }
     };
-    let logprobs =
-        params.logprobs.map(|top| token_logprobs(logits, TokenRow { token: Some(token), top: top as usize }));
+    let logprobs = params
+        .logprobs
+        .map(|top| token_logprobs(scratch.isa, logits, TokenRow { token: Some(token), top: top as usize }));
     Ok(Sampled { token, logprobs })
 }
 
@@ -126,18 +142,14 @@ pub fn sample(
 /// # Errors
 /// Names the first such token.
 pub fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
-    // Subtraction turns every other value into zero, so the sum shows in one pass without a branch.
-    if logits.iter().map(|x| x - x).sum::<f32>() == 0.0 {
+    // The bits of a magnitude rise with it, and those of infinity and of no number are above all others.
+    const INFINITY: u32 = 0x7f80_0000;
+    let largest = logits.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7fff_ffff));
+    if largest < INFINITY {
         return Ok(());
     }
     let token = logits.iter().position(|x| !x.is_finite()).unwrap_or(0);
     Err(SampleError::NotFinite { token, value: logits[token].to_string() })
-}
-
-/// Index and value of the largest element; the lowest index wins ties.
-fn argmax(row: &[f32]) -> (usize, f32) {
-    let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    (row.iter().position(|&x| x == best).unwrap_or(0), best)
 }
 
 fn apply_mask(row: &mut [f32], mask: TokenMask<'_>) {

@@ -32,8 +32,8 @@ impl Noise {
 
     /// A standard Gumbel draw from a token's bits.
     pub(super) fn gumbel(bits: u64) -> f64 {
-        // 53 bits and a half step, so that the uniform is strictly inside (0, 1).
-        let uniform = ((bits >> 11) as f64 + 0.5) * (1.0 / (1u64 << 53) as f64);
+        // 52 bits and a half step are exact in an f64, so the uniform is strictly inside (0, 1).
+        let uniform = ((bits >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64);
         -(-uniform.ln()).ln()
     }
 

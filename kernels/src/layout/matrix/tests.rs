@@ -48,9 +48,12 @@ fn grouped_rows_are_scale_times_number_plus_minimum() {
         let mut out = vec![0.0; cols];
         for row in 0..rows {
             matrix.row_to_f32(row, &mut out);
-            for k in 0..cols {
-                let (scale, min) = (value(row * groups + k / group), value(row + k / group * 3));
-                assert_eq!(out[k], scale.mul_add(f32::from(number(row, k)), min), "{row} {k}");
+            let q: Vec<u8> = (0..cols).map(|k| number(row, k)).collect();
+            let scale: Vec<f32> = (0..groups).map(|g| value(row * groups + g)).collect();
+            let min: Vec<f32> = (0..groups).map(|g| value(row + g * 3)).collect();
+            let grouped = GroupedRow { q: &q, scale: &scale, min: &min };
+            for (k, &weight) in out.iter().enumerate() {
+                assert_eq!(weight, grouped.weight(k, group), "{row} {k}");
             }
         }
     }
@@ -58,11 +61,20 @@ fn grouped_rows_are_scale_times_number_plus_minimum() {
 
 #[test]
 fn four_bit_weights_take_less_memory_than_eight_bit_ones() {
-    let fill: &mut dyn FnMut(usize, &mut [u8], &mut [f32], &mut [f32]) = &mut |_, q, _, _| q.fill(3);
+    let fill: &mut FillRow<'_> = &mut |_, q, _, _| q.fill(3);
     let four = Matrix::from_grouped(64, 128, 32, 4, fill).bytes();
     let eight = Matrix::from_grouped(64, 128, 32, 8, fill).bytes();
     assert_eq!(eight - four, 64 * 128 / 2);
-    assert_eq!(four, 64 * 128 / 2 + 64 * 4 * 2 * 4);
+    // Scales and minima of zero are exact in half precision: two bytes each.
+    assert_eq!(four, 64 * 128 / 2 + 64 * 4 * 2 * 2);
+}
+
+#[test]
+fn scales_are_narrowed_only_where_each_stays_exact() {
+    let bytes =
+        |scale: f32| Matrix::from_grouped(1, 32, 32, 4, &mut |_, _, scales, _| scales.fill(scale)).bytes();
+    assert_eq!(bytes(0.1) - bytes(0.125), 2 * 2 * STRIP);
+    assert_eq!(bytes(1e6), bytes(0.1));
 }
 
 #[test]

@@ -1,0 +1,10 @@
+//! Integration tests of the brain. One binary, so that the crate is linked once.
+
+mod brain;
+mod client;
+mod drive;
+mod golden;
+mod local;
+mod reference;
+mod tiny;
+mod worker;
