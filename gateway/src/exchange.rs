@@ -83,7 +83,11 @@ impl Exchange {
                 if self.account.reply.push(choice, &output, out) == ChoiceState::Stopped {
                     self.generation.stop(choice);
                 }
-                if self.account.reply.is_complete() { Progress::Complete } else { Progress::Open }
+                match self.account.reply.failure() {
+                    Some(error) => Progress::Failed(error.clone()),
+                    None if self.account.reply.is_complete() => Progress::Complete,
+                    None => Progress::Open,
+                }
             }
             Some(GenerationEvent::Failed(error)) => Progress::Failed(error),
             None if self.account.reply.is_complete() => Progress::Complete,

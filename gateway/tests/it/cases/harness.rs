@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cases::model;
 use crate::cases::raw_http::{self, Answer, Request};
+use crate::cases::reading::Reading;
 use crate::cases::scripted::{Script, ScriptedBrain, hello};
 
 /// A gateway, its brain and its folder.
@@ -90,6 +91,32 @@ impl Stack {
 
     pub(crate) async fn complete(&self, fields: Value) -> Answer {
         self.post(COMPLETIONS, &completion(fields)).await
+    }
+
+    /// The same request unstreamed and streamed: both must tell the same. Returns the streamed reading.
+    #[track_caller]
+    pub(crate) fn agree<'a>(&'a self, path: &'a str, body: &Value) -> impl Future<Output = Reading> + 'a {
+        let whole = merged(body.clone(), json!({"stream": false}));
+        let usage = json!({"include_usage": true});
+        let streamed = merged(body.clone(), json!({"stream": true, "stream_options": usage}));
+        async move {
+            let whole = Reading::of(&self.post(path, &whole).await);
+            let streamed = Reading::of(&self.post(path, &streamed).await);
+            let comparable = |reading: &Reading| {
+                let mut choices = reading.choices.clone();
+                // The id of a call is drawn anew for each request.
+                choices.iter_mut().flat_map(|choice| &mut choice.calls).for_each(|call| call.id.clear());
+                choices
+            };
+            assert_eq!(comparable(&whole), comparable(&streamed), "streamed and unstreamed differ");
+            assert_eq!(whole.usage, streamed.usage, "streamed and unstreamed usage differ");
+            streamed
+        }
+    }
+
+    /// The same fields on chat and on completions, unstreamed and streamed.
+    pub(crate) async fn everywhere(&self, fields: Value) -> [Reading; 2] {
+        [self.agree(CHAT, &chat(fields.clone())).await, self.agree(COMPLETIONS, &completion(fields)).await]
     }
 
     /// The ledger's records so far, oldest first.

@@ -56,7 +56,7 @@ async fn c_http_surface_02_model_ids_with_a_slash() {
 async fn c_http_surface_03_expect_100_continue() {
     let stack = Stack::start().await;
     let key = stack.create_key("acme").await;
-    let body = chat(json!({"messages": [{"role": "user", "content": "x".repeat(6000)}], "max_tokens": 8}));
+    let body = chat(json!({"messages": [{"role": "user", "content": "hi"}], "x": "x".repeat(6000)}));
     for path in [CHAT, "/v1/chat/completions/"] {
         let mut connection = Connection::open(stack.address()).await;
         let bearer = format!("Bearer {key}");
