@@ -3,12 +3,22 @@
 
 mod harness;
 mod model;
+mod process;
 mod raw_http;
 mod reading;
 mod scripted;
 mod sse;
 
+mod disconnect;
 mod error_shape;
+mod growth;
 mod http_surface;
 mod input_parsing;
+mod logprobs;
+mod parameters;
+mod prompts;
 mod streaming_framing;
+mod text;
+mod tools;
+mod usage;
+mod waiting;

@@ -140,7 +140,7 @@ fn streamed(body: &str) -> Reading {
         for choice in choices {
             let index = choice["index"].as_u64().expect("every choice has its index") as usize;
             if index == reading.choices.len() {
-                reading.choices.push(Choice { logprobs: if chat { json!([]) } else { Value::Null }, ..Choice::default() });
+                reading.choices.push(Choice::default());
                 assert!(!chat || choice["delta"]["role"] == "assistant", "the first frame of {index} has no role: {body}");
             } else {
                 assert!(choice["delta"].get("role").is_none(), "a second role: {body}");
@@ -170,8 +170,10 @@ fn add(choice: &mut Choice, frame: &Value, chat: bool) {
             assert!(!calls.is_empty(), "{frame}");
             calls.iter().for_each(|fragment| add_fragment(&mut choice.calls, fragment));
         }
-        if let (Some(entries), Some(all)) = (frame["logprobs"]["content"].as_array(), choice.logprobs.as_array_mut()) {
+        if let Some(entries) = frame["logprobs"]["content"].as_array() {
+            let mut all = choice.logprobs.as_array().cloned().unwrap_or_default();
             all.extend(entries.iter().cloned());
+            choice.logprobs = Value::Array(all);
         }
         if !frame["finish_reason"].is_null() {
             assert!(delta.is_empty(), "the finish frame has a delta: {frame}");

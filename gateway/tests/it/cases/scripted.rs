@@ -25,6 +25,9 @@ pub(crate) use script::{Act, Reception, Script};
 /// Period of the beats, well under what the gateway takes for silence.
 const BEAT: Duration = Duration::from_millis(200);
 
+/// Silence in the middle of a frame, several heartbeats of the tests that use it.
+const SLOW_PAUSE: Duration = Duration::from_millis(160);
+
 /// How the bytes of a link are cut into writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writes {
@@ -32,6 +35,8 @@ pub(crate) enum Writes {
     Whole,
     /// Each frame in two writes, the first of this many bytes.
     CutAt(usize),
+    /// Each frame in two halves with a long silence between them.
+    Slowly,
     /// All frames that are ready, and those of the next few milliseconds, in one write.
     Together,
 }
@@ -291,6 +296,7 @@ async fn write(
         let cut = match writes {
             Writes::Whole => 0,
             Writes::CutAt(at) => at.min(bytes.len()),
+            Writes::Slowly => bytes.len() / 2,
             Writes::Together => {
                 // Long enough for the script's next tokens to be ready, so that they share a segment.
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -303,7 +309,8 @@ async fn write(
         if cut > 0 {
             let first = output.write_all(&bytes[..cut]).await;
             // Lets the gateway read the first part by itself.
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            let pause = if writes == Writes::Slowly { SLOW_PAUSE } else { Duration::from_millis(1) };
+            tokio::time::sleep(pause).await;
             if first.is_err() {
                 return;
             }
