@@ -6,9 +6,11 @@ mod model;
 mod process;
 mod raw_http;
 mod reading;
+mod real;
 mod scripted;
 mod sse;
 
+mod continuation;
 mod disconnect;
 mod error_shape;
 mod growth;
@@ -22,3 +24,4 @@ mod text;
 mod tools;
 mod usage;
 mod waiting;
+mod with_model;
