@@ -83,11 +83,11 @@ impl Exchange {
                 if self.account.reply.push(choice, &output, out) == ChoiceState::Stopped {
                     self.generation.stop(choice);
                 }
-                match self.account.reply.failure() {
-                    Some(error) => Progress::Failed(error.clone()),
-                    None if self.account.reply.is_complete() => Progress::Complete,
-                    None => Progress::Open,
+                // The brain could not compute a choice, so no ending may look complete.
+                if let Some(error) = self.account.reply.failure() {
+                    return Progress::Failed(error.clone());
                 }
+                if self.account.reply.is_complete() { Progress::Complete } else { Progress::Open }
             }
             Some(GenerationEvent::Failed(error)) => Progress::Failed(error),
             None if self.account.reply.is_complete() => Progress::Complete,
@@ -245,7 +245,16 @@ impl Account {
             status: if stream { 200 } else { CLIENT_LEFT },
             outcome: Outcome::Aborted,
         };
-        Self { app, arrival, reply, ledger: Some(ledger), record, prices, last_output: None, _in_flight: in_flight }
+        Self {
+            app,
+            arrival,
+            reply,
+            ledger: Some(ledger),
+            record,
+            prices,
+            last_output: None,
+            _in_flight: in_flight,
+        }
     }
 
     /// Times of one output.

@@ -101,6 +101,25 @@ impl Rope {
         Rope { head_dim, rotary_dim, max_positions, layout, frequencies, magnitude, chunks }
     }
 
+    /// The same rotations with each frequency divided by a number of its own, as GGUF files of Llama 3 give them.
+    ///
+    /// # Panics
+    /// When there is not one divisor for each pair of elements, or one is not a positive number.
+    pub fn divided(mut self, divisors: &[f32]) -> Rope {
+        assert!(
+            divisors.len() == self.frequencies.len(),
+            "{} divisors were given for {} frequencies",
+            divisors.len(),
+            self.frequencies.len()
+        );
+        for (frequency, &divisor) in self.frequencies.iter_mut().zip(divisors) {
+            assert!(divisor.is_finite() && divisor > 0.0, "a rope divisor is {divisor}; it must be positive");
+            *frequency /= f64::from(divisor);
+        }
+        self.chunks.iter_mut().for_each(|chunk| *chunk = OnceLock::new());
+        self
+    }
+
     /// Elements of one head.
     pub fn head_dim(&self) -> usize {
         self.head_dim

@@ -57,9 +57,10 @@ impl Prices {
     /// The price of one request in millionths, rounded up, so that no use is free of charge.
     pub fn of(&self, prompt_tokens: u64, cached_tokens: u64, output_tokens: u64) -> u64 {
         let computed = prompt_tokens.saturating_sub(cached_tokens);
-        let total = u128::from(computed) * u128::from(self.prompt)
-            + u128::from(cached_tokens) * u128::from(self.cached)
-            + u128::from(output_tokens) * u128::from(self.output);
+        let part = |tokens: u64, price: u64| u128::from(tokens) * u128::from(price);
+        let total = part(computed, self.prompt)
+            .saturating_add(part(cached_tokens, self.cached))
+            .saturating_add(part(output_tokens, self.output));
         u64::try_from(total.div_ceil(1_000_000)).unwrap_or(u64::MAX)
     }
 }

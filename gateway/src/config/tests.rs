@@ -75,11 +75,7 @@ fn the_command_line_wins_and_a_path_names_its_model() {
         config.models.iter().map(|model| (model.name.as_str(), model.path.as_str())).collect();
     assert_eq!(
         models,
-        [
-            ("Qwen2.5-x", "/models/Qwen2.5-x.gguf"),
-            ("tiny", "./dir/tiny"),
-            ("smollm2-135m", "smollm2-135m")
-        ]
+        [("Qwen2.5-x", "/models/Qwen2.5-x.gguf"), ("tiny", "./dir/tiny"), ("smollm2-135m", "smollm2-135m")]
     );
 }
 

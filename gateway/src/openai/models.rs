@@ -55,4 +55,16 @@ mod tests {
         assert_eq!(model_name(&json!({"model": "org/model:13b"})).unwrap(), "org/model:13b");
         assert_eq!(model_name(&json!([])).unwrap_err().status.as_u16(), 400);
     }
+
+    #[test]
+    fn c_http_surface_02_a_name_with_slash_and_colon_is_listed_as_it_is() {
+        let mut rig = crate::openai::testing::Rig::plain();
+        Arc::get_mut(&mut rig.model).unwrap().name = "org/model:13b".to_owned();
+        let list = models_list(&[rig.model.clone()]);
+        assert_eq!(list["object"], "list");
+        assert_eq!(list["data"][0], model_object(&rig.model));
+        assert_eq!(list["data"][0]["id"], "org/model:13b");
+        assert_eq!(list["data"][0]["object"], "model");
+        assert!(list["data"][0]["created"].is_u64() && list["data"][0]["owned_by"].is_string());
+    }
 }

@@ -175,7 +175,8 @@ impl TokenText {
         self.released = self.decoded;
     }
 
-    /// Moves the entries whose text was given out to `entries`.
+    /// Moves the entries whose text was given out to `entries`. To be called after each token, since a later cut
+    /// takes back what is still here.
     pub(super) fn take_entries(&mut self, entries: &mut Vec<Entry>) {
         while self.entries.front().is_some_and(|entry| entry.end <= self.released) {
             entries.extend(self.entries.pop_front());

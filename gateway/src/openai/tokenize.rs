@@ -74,3 +74,53 @@ pub fn tokenizer_info(model: &ServedModel) -> Value {
         "chat_template": model.template.source(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::testing::Rig;
+    use pons_checkpoint::chat_template::CHATML;
+
+    #[test]
+    fn c_prompt_and_context_04_an_empty_text_is_no_tokens_or_bos_alone() {
+        let plain = tokenize(&json!({"prompt": ""}), &Rig::plain().model).unwrap();
+        assert_eq!((&plain["count"], &plain["tokens"]), (&json!(0), &json!([])));
+        let rig = Rig::new(&[], CHATML, true);
+        assert_eq!(tokenize(&json!({"prompt": ""}), &rig.model).unwrap()["tokens"], json!([rig.bos]));
+        let bare = tokenize(&json!({"prompt": "hi", "add_special_tokens": false}), &rig.model).unwrap();
+        assert_eq!(bare["tokens"], json!([104, 105]));
+    }
+
+    #[test]
+    fn messages_are_tokenized_as_a_chat_would_be() {
+        let rig = Rig::plain();
+        let body = json!({"messages": [{"role": "user", "content": "hi"}], "return_token_strs": true});
+        let reply = tokenize(&body, &rig.model).unwrap();
+        assert_eq!(reply["tokens"], json!(rig.chat(&body).unwrap().sequences[0].prompt.to_vec()));
+        assert_eq!(reply["token_strs"][0], "<|im_start|>");
+        assert_eq!(reply["max_model_len"], 4096);
+        for (body, param) in [
+            (json!({}), "prompt"),
+            (json!({"prompt": 5}), "prompt"),
+            (json!({"prompt": "a", "messages": []}), "messages"),
+        ] {
+            assert_eq!(tokenize(&body, &rig.model).unwrap_err().param.as_deref(), Some(param));
+        }
+    }
+
+    #[test]
+    fn ids_read_back_as_text_and_unknown_ones_are_refused() {
+        let rig = Rig::plain();
+        let reply = detokenize(&json!({"tokens": [104, 105, 258]}), &rig.model).unwrap();
+        assert_eq!(reply, json!({"prompt": "hi<|im_end|>"}));
+        for (body, param) in [
+            (json!({}), "tokens"),
+            (json!({"tokens": "x"}), "tokens"),
+            (json!({"tokens": [1, 99_999]}), "tokens[1]"),
+            (json!({"tokens": [-1]}), "tokens[0]"),
+        ] {
+            assert_eq!(detokenize(&body, &rig.model).unwrap_err().param.as_deref(), Some(param));
+        }
+        assert_eq!(tokenizer_info(&rig.model)["eos_token"], "<|im_end|>");
+    }
+}

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 /// Most records of one commit.
 const MAX_BATCH: usize = 4096;
@@ -34,6 +35,7 @@ enum Command {
 #[derive(Debug)]
 pub struct LedgerSlot {
     permit: mpsc::OwnedPermit<Command>,
+    closed: CancellationToken,
 }
 
 impl LedgerSlot {
@@ -41,11 +43,20 @@ impl LedgerSlot {
     pub async fn commit(self, record: LedgerRecord) -> Result<(), StoreError> {
         let (done, committed) = oneshot::channel();
         self.permit.send(Command::Record(Box::new(record), Some(done)));
-        committed.await.unwrap_or(Err(StoreError::Closed))
+        tokio::select! {
+            // In this order: what was written before the close was written.
+            biased;
+            result = committed => result.unwrap_or(Err(StoreError::Closed)),
+            () = self.closed.cancelled() => Err(StoreError::Closed),
+        }
     }
 
     /// Hands the record over and doesn't wait. Never blocks, so it may be called from `Drop`.
     pub fn record(self, record: LedgerRecord) {
+        if self.closed.is_cancelled() {
+            tracing::error!(record = %serde_json::json!(record), "ledger record came after the store was closed");
+            return;
+        }
         self.permit.send(Command::Record(Box::new(record), None));
     }
 }
@@ -55,6 +66,7 @@ pub(super) struct Writer {
     end: Mutex<Option<mpsc::OwnedPermit<Command>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     timings: Arc<Mutex<VecDeque<f64>>>,
+    closed: CancellationToken,
 }
 
 impl std::fmt::Debug for Writer {
@@ -69,15 +81,22 @@ impl Writer {
         let end = Mutex::new(queue.clone().try_reserve_owned().ok());
         let timings = Arc::new(Mutex::new(VecDeque::new()));
         let kept = Arc::clone(&timings);
+        let closed = CancellationToken::new();
+        let ended = closed.clone().drop_guard();
         let thread = std::thread::Builder::new()
             .name("pons-store".to_owned())
-            .spawn(move || run(&database, commands, &kept))
+            .spawn(move || {
+                // Also when the thread panics, so that nobody waits for an answer that can't come.
+                let _ended = ended;
+                run(&database, commands, &kept);
+            })
             .map_err(|error| StoreError::Database(format!("can't start the writer thread: {error}")))?;
-        Ok(Self { queue, end, thread: Mutex::new(Some(thread)), timings })
+        Ok(Self { queue, end, thread: Mutex::new(Some(thread)), timings, closed })
     }
 
     pub(super) fn try_slot(&self) -> Option<LedgerSlot> {
-        self.queue.clone().try_reserve_owned().ok().map(|permit| LedgerSlot { permit })
+        let permit = self.queue.clone().try_reserve_owned().ok()?;
+        Some(LedgerSlot { permit, closed: self.closed.clone() })
     }
 
     /// Runs a change in a transaction of its own, on the writer thread.

@@ -101,7 +101,8 @@ async fn ready_follows_the_brain() {
     let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).to_string();
     let headers = [("content-type", "application/json")];
     let answer =
-        crate::harness::call(server.address(), "POST", "/v1/chat/completions", &headers, body.as_bytes()).await;
+        crate::harness::call(server.address(), "POST", "/v1/chat/completions", &headers, body.as_bytes())
+            .await;
     assert_eq!(answer.status, 503);
     assert!(answer.header("retry-after").is_some());
 }

@@ -21,9 +21,11 @@ async fn c_tenant_isolation_03_every_route_of_the_table_asks_for_the_key_but_the
             Access::Public => assert!(matches!(answer.status, 200 | 503), "{path}: {}", answer.status),
             _ => assert_eq!(answer.status, 401, "{path}"),
         }
-        for alias in [format!("/{path}"), path.replacen("/v1", "/V1", 1), format!("/x/..{path}"), format!("{path}/")] {
+        for alias in
+            [format!("/{path}"), path.replacen("/v1", "/V1", 1), format!("/x/..{path}"), format!("{path}/")]
+        {
             let answer = call(fixture.address(), route.method.as_str(), &alias, &headers, b"").await;
-            let public = route.access == Access::Public && alias == format!("{path}/");
+            let public = route.access == Access::Public && alias.trim_end_matches('/') == path;
             assert!(public || matches!(answer.status, 401 | 404), "{alias}: {}", answer.status);
         }
     }
@@ -93,7 +95,13 @@ async fn two_authorization_headers_or_another_scheme_are_a_wrong_key() {
     let (good, basic) = (format!("Bearer {key}"), format!("Basic {key}"));
     let two = [("authorization", good.as_str()), ("authorization", "Bearer other")];
     assert_eq!(call(fixture.address(), "GET", "/v1/models", &two, b"").await.status, 401);
-    assert_eq!(call(fixture.address(), "GET", "/v1/models", &[("authorization", &basic)], b"").await.status, 401);
+    assert_eq!(
+        call(fixture.address(), "GET", "/v1/models", &[("authorization", &basic)], b"").await.status,
+        401
+    );
     let lower = format!("bearer  {key}");
-    assert_eq!(call(fixture.address(), "GET", "/v1/models", &[("authorization", &lower)], b"").await.status, 200);
+    assert_eq!(
+        call(fixture.address(), "GET", "/v1/models", &[("authorization", &lower)], b"").await.status,
+        200
+    );
 }

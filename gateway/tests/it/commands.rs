@@ -35,8 +35,11 @@ async fn the_same_commands_work_through_a_running_server() {
     let fixture = Fixture::start().await;
     let state = fixture.dir.path().join("state").display().to_string();
     let run = async |arguments: &[&str]| {
-        let arguments: Vec<String> =
-            arguments.iter().map(|a| (*a).to_owned()).chain(["--state-dir".to_owned(), state.clone()]).collect();
+        let arguments: Vec<String> = arguments
+            .iter()
+            .map(|a| (*a).to_owned())
+            .chain(["--state-dir".to_owned(), state.clone()])
+            .collect();
         tokio::task::spawn_blocking(move || pons(&arguments.iter().map(String::as_str).collect::<Vec<_>>()))
             .await
             .unwrap()
@@ -63,7 +66,13 @@ fn the_configuration_is_shown_whole_and_its_faults_are_named() {
     let path = file.display().to_string();
     std::fs::write(&file, "heartbeat_s = 3\n").unwrap();
     let shown = stdout(&pons(&["config", "show", "--config", &path]));
-    for line in ["heartbeat_s = 3.0", "listen = \"127.0.0.1:8080\"", "[[model]]", "name = \"smollm2-135m\"", "[limits]"] {
+    for line in [
+        "heartbeat_s = 3.0",
+        "listen = \"127.0.0.1:8080\"",
+        "[[model]]",
+        "name = \"smollm2-135m\"",
+        "[limits]",
+    ] {
         assert!(shown.contains(line), "{line} is missing in {shown}");
     }
     // What is shown can be used as a file.

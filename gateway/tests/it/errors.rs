@@ -42,7 +42,8 @@ async fn c_error_shape_02_every_error_has_four_keys_and_a_request_id() {
 #[tokio::test]
 async fn c_error_shape_03_a_missing_model_is_a_400_that_names_it() {
     let fixture = Fixture::start().await;
-    let answer = fixture.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "hi"}]})).await;
+    let answer =
+        fixture.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "hi"}]})).await;
     let error = answer.error();
     assert_eq!(answer.status, 400);
     assert_eq!((&error["param"], &error["code"]), (&json!("model"), &json!("missing_required_parameter")));

@@ -114,7 +114,8 @@ async fn a_whole_answer_is_in_the_ledger_before_its_client_has_it() {
     for record in records {
         assert_eq!((&record["outcome"], &record["status"]), (&json!("completed"), &json!(200)));
         assert_eq!(record["output_tokens"], fixture.brain.tokens);
-        let (prompt, output) = (record["prompt_tokens"].as_u64().unwrap(), record["output_tokens"].as_u64().unwrap());
+        let (prompt, output) =
+            (record["prompt_tokens"].as_u64().unwrap(), record["output_tokens"].as_u64().unwrap());
         assert!(prompt > 0);
         assert_eq!(record["price_micro"], prompt + 2 * output);
         assert_eq!((&record["tenant"], &record["route"]), (&json!("default"), &json!("chat")));
@@ -167,7 +168,8 @@ async fn c_timeouts_and_keepalive_01_a_silent_stream_is_kept_open_by_comments_be
     stream.until(": ping\n\n").await;
     let body = stream.body();
     assert!(body.split("\n\n").filter(|event| !event.is_empty()).all(|event| {
-        event == ": ping" || event.strip_prefix("data: ").is_some_and(|data| serde_json::from_str::<Value>(data).is_ok())
+        event == ": ping"
+            || event.strip_prefix("data: ").is_some_and(|data| serde_json::from_str::<Value>(data).is_ok())
     }));
     assert!(!body.contains("id:") || !body.lines().any(|line| line.starts_with("id:")));
 }

@@ -20,7 +20,8 @@ async fn c_http_surface_01_a_preflight_needs_no_key_on_any_route() {
         ("access-control-request-method", "POST"),
         ("access-control-request-headers", asked),
     ];
-    for path in ["/v1/chat/completions", "/v1/models", "/v1/models/a/b", "/v1/completions/", "/v1/embeddings"] {
+    for path in ["/v1/chat/completions", "/v1/models", "/v1/models/a/b", "/v1/completions/", "/v1/embeddings"]
+    {
         let answer = call(fixture.address(), "OPTIONS", path, &headers, b"").await;
         assert_eq!(answer.status, 204, "{path}");
         assert_eq!(answer.header("access-control-allow-origin"), Some("*"));
@@ -103,7 +104,9 @@ async fn c_http_surface_05_a_trailing_slash_is_the_same_route_and_a_double_one_i
     let fixture = Fixture::start().await;
     assert_eq!(fixture.post("/v1/chat/completions/", &chat()).await.status, 200);
     assert_eq!(fixture.get("/v1/models/").await.status, 200);
-    for path in ["/v1//chat/completions", "//v1/chat/completions", "/V1/chat/completions", "/%2fv1/chat/completions"] {
+    for path in
+        ["/v1//chat/completions", "//v1/chat/completions", "/V1/chat/completions", "/%2fv1/chat/completions"]
+    {
         let answer = fixture.post(path, &chat()).await;
         assert_eq!((answer.status, answer.error()["code"].as_str()), (404, Some("not_found")), "{path}");
     }
@@ -112,7 +115,8 @@ async fn c_http_surface_05_a_trailing_slash_is_the_same_route_and_a_double_one_i
 #[tokio::test]
 async fn head_works_on_every_get_route_and_has_no_body() {
     let fixture = Fixture::start().await;
-    for path in ["/health", "/ready", "/v1/models", "/v1/models/org/tiny:1b", "/version", "/ping", "/metrics"] {
+    for path in ["/health", "/ready", "/v1/models", "/v1/models/org/tiny:1b", "/version", "/ping", "/metrics"]
+    {
         let head = call(fixture.address(), "HEAD", path, &[], b"").await;
         let get = fixture.get(path).await;
         assert_eq!(head.status, get.status, "{path}");
@@ -144,8 +148,10 @@ async fn one_connection_serves_many_requests_errors_among_them() {
     let fixture = Fixture::start().await;
     let mut stream = TcpStream::connect(fixture.address()).await.unwrap();
     for (body, status) in [("{", "400"), ("{}", "400"), ("[]", "400")] {
-        let request =
-            format!("POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let request = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut raw = Vec::new();
         let mut byte = [0];
@@ -165,7 +171,8 @@ async fn every_answer_has_its_request_id_and_timing_and_no_upstream_headers() {
     let fixture = Fixture::start().await;
     let headers = [("x-request-id", "mine-1"), ("content-type", "application/json")];
     let answer =
-        call(fixture.address(), "POST", "/v1/chat/completions", &headers, chat().to_string().as_bytes()).await;
+        call(fixture.address(), "POST", "/v1/chat/completions", &headers, chat().to_string().as_bytes())
+            .await;
     assert_eq!(answer.header("x-request-id"), Some("mine-1"));
     assert!(answer.header("openai-processing-ms").unwrap().parse::<u64>().is_ok());
     assert!(answer.header("openai-version").is_some());
@@ -187,7 +194,8 @@ async fn http_2_without_tls_is_served_on_the_same_port() {
     .await
     .unwrap();
     let connection = tokio::spawn(connection);
-    let request = http::Request::get("http://t/v1/models").body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
+    let request =
+        http::Request::get("http://t/v1/models").body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
     let answer = tokio::time::timeout(PATIENCE, sender.send_request(request)).await.unwrap().unwrap();
     assert_eq!((answer.status().as_u16(), answer.version()), (200, http::Version::HTTP_2));
     connection.abort();

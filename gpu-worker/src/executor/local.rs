@@ -66,7 +66,7 @@ impl LocalExecutor<CpuBackend> {
         check_config(&config, model)?;
         let shape = Shape::new(model);
         let isa = Isa::detect();
-        let rope = family::rope(model, config.context_tokens as usize)?;
+        let rope = family::rope(model, config.context_tokens as usize);
         let weights = Weights::load(checkpoint, &shape, &CpuLoader, config.threads)?;
         let pool = Arc::new(Pool::new(config.threads));
         let backend = CpuBackend::new(Arc::clone(&pool), isa, &shape, rope, config.blocks as usize)?;

@@ -33,6 +33,11 @@ const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 /// Regexes that use this many steps to build are refused; about 50 steps a microsecond.
 const LEXER_FUEL: u64 = 2_000_000;
 
+/// Longest token that a grammar can use; the index has no room for longer ones, and no vocabulary needs them.
+const MAX_TOKEN_BYTES: usize = 1000;
+/// Most bytes of all tokens together; the index numbers its nodes with 22 bits.
+const MAX_VOCABULARY_BYTES: usize = 4_000_000;
+
 /// What a token id stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenText {
@@ -74,12 +79,21 @@ impl Grammars {
             .zip(tokens)
             .map(|(id, token)| match token {
                 // An end token is never text, whatever the vocabulary says.
+                TokenText::Text(bytes) | TokenText::Control(bytes) if bytes.len() > MAX_TOKEN_BYTES => {
+                    Vec::new()
+                }
                 TokenText::Text(bytes) if end_tokens.contains(&id) => control(bytes),
                 TokenText::Control(bytes) => control(bytes),
                 TokenText::Text(bytes) => bytes.clone(),
                 TokenText::Unused => Vec::new(),
             })
             .collect();
+        let total: usize = words.iter().map(Vec::len).sum();
+        if total > MAX_VOCABULARY_BYTES {
+            return Err(format!(
+                "vocabulary has {total} bytes; at most {MAX_VOCABULARY_BYTES} can be indexed"
+            ));
+        }
         let info = TokRxInfo::new(words.len() as u32, first_end as TrieToken);
         let trie = TokTrie::from(&info, &words).with_eos_tokens(end_tokens);
         // Not canonical: the mask never forces a tokenisation, it only excludes.

@@ -207,3 +207,15 @@ fn a_vocabulary_without_an_end_is_refused() {
     assert!(Grammars::new(&[TokenText::Text(b"a".to_vec())], &[]).unwrap_err().contains("end token"));
     assert!(Grammars::new(&[TokenText::Text(b"a".to_vec())], &[1]).unwrap_err().contains("end token 1"));
 }
+
+#[test]
+fn tokens_too_long_for_the_index_are_left_out_of_grammars() {
+    let mut tokens = vec![TokenText::Text(vec![b'a'; 5000]), TokenText::Text(b"a".to_vec())];
+    tokens.push(TokenText::Control(b"<end>".to_vec()));
+    let grammars = Grammars::new(&tokens, &[2]).unwrap();
+    let mut matcher = grammars.compile(&Grammar::Regex("a+".to_owned())).unwrap();
+    matcher.compute_mask().unwrap();
+    assert!(allowed(&matcher, 1) && !allowed(&matcher, 0));
+    let huge = vec![TokenText::Text(vec![b'a'; 1000]); 5000];
+    assert!(Grammars::new(&huge, &[0]).unwrap_err().contains("can be indexed"));
+}

@@ -4,8 +4,6 @@
 use pons_checkpoint::{ModelConfig, RopeLayout, RopeScaling};
 use pons_kernels::Rope;
 
-use super::ModelError;
-
 /// Sizes and switches of a decoder with gated feed-forward layers and rotary positions (Llama, Qwen2, Qwen3).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
@@ -57,11 +55,8 @@ impl Shape {
     }
 }
 
-/// The rotations of a configuration for `positions` positions.
-///
-/// # Errors
-/// A scaling the kernels don't know.
-pub fn rope(config: &ModelConfig, positions: usize) -> Result<Rope, ModelError> {
+/// The rotations of a validated configuration for `positions` positions.
+pub fn rope(config: &ModelConfig, positions: usize) -> Rope {
     use pons_kernels::RopeScaling as Kernel;
     let scaling = match &config.rope_scaling {
         RopeScaling::None => Kernel::None,
@@ -83,18 +78,15 @@ pub fn rope(config: &ModelConfig, positions: usize) -> Result<Rope, ModelError> 
                 attn_factor: attention_factor.unwrap_or(0.1 * factor.ln() + 1.0),
             }
         }
-        RopeScaling::Divisors(list) => {
-            return Err(ModelError::Setting {
-                field: "rope_freqs.weight",
-                value: format!("a table of {} divisors", list.len()),
-                remedy: "only none, linear, llama3 and yarn scaling can be computed; use the safetensors form of this model"
-                    .to_owned(),
-            });
-        }
+        RopeScaling::Divisors(_) => Kernel::None,
     };
     let layout = match config.rope_layout {
         RopeLayout::Half => pons_kernels::RopeLayout::Half,
         RopeLayout::Interleaved => pons_kernels::RopeLayout::Interleaved,
     };
-    Ok(Rope::new(config.head_dim, config.head_dim, positions, config.rope_theta, scaling, layout))
+    let rope = Rope::new(config.head_dim, config.head_dim, positions, config.rope_theta, scaling, layout);
+    match &config.rope_scaling {
+        RopeScaling::Divisors(divisors) => rope.divided(divisors),
+        _ => rope,
+    }
 }

@@ -42,8 +42,8 @@ fn golden(model: &str) -> Golden {
     serde_json::from_str(&text).expect("golden data is well formed")
 }
 
-fn config(blocks: u32) -> LocalConfig {
-    LocalConfig { threads: 2, blocks, slots: 32, step_tokens: 2048, context_tokens: 2048 }
+fn config(blocks: u32, threads: usize) -> LocalConfig {
+    LocalConfig { threads, blocks, slots: 32, step_tokens: 2048, context_tokens: 2048 }
 }
 
 /// Differences from the golden log probabilities.
@@ -183,7 +183,8 @@ fn first_token_after_prefix_hit(driver: &mut Driver, case: &Case) -> TokenLogpro
 fn hold_model(model: &str, slow: usize) {
     let golden = golden(model);
     let cases: Vec<&Case> = golden.cases.iter().collect();
-    let mut driver = Driver::new(&open(model), config(1024));
+    let checkpoint = open(model);
+    let mut driver = Driver::new(&checkpoint, config(1024, 1));
     let mut deltas = Deltas::default();
     let mut prompt_deltas = Deltas::default();
     let mut base = Vec::new();
@@ -216,6 +217,8 @@ fn hold_model(model: &str, slow: usize) {
         let lost_at = case.output_ids.len() / 2;
         assert_same("preemption", case, outputs, &decode_after_preemption(&mut driver, case, lost_at));
     }
+    // The number of threads must not show either.
+    let mut driver = Driver::new(&checkpoint, config(1024, 2));
     for ((case, outputs), got) in cases.iter().zip(&base).zip(decode_together(&mut driver, &cases)) {
         assert_same("batched", case, outputs, &got);
     }
@@ -254,7 +257,7 @@ fn run_engine(
     blocks: u32,
     submits: Vec<Submit>,
 ) -> (Vec<Produced>, u64) {
-    let executor = LocalExecutor::load(checkpoint, config(blocks)).expect("the model loads");
+    let executor = LocalExecutor::load(checkpoint, config(blocks, 1)).expect("the model loads");
     let scheduler = SchedulerConfig { step_tokens: 70, ..SchedulerConfig::default() };
     let mut engine = Engine::new(executor, scheduler);
     let ids: Vec<SequenceId> = submits.iter().map(|s| s.sequence).collect();

@@ -74,3 +74,13 @@ fn yarn_ramps_between_the_two_betas_and_scales_magnitude() {
     assert!(close(ratios[23], 1.0) && ratios[24] < 1.0 - 1e-3);
     assert!(close(ratios[40], 0.25) && ratios[39] > 0.25 + 1e-3);
 }
+
+#[test]
+fn divisors_slow_each_frequency_by_its_own_number() {
+    let plain = || Rope::new(4, 4, 100, 1e4, RopeScaling::None, RopeLayout::Half);
+    let divided = plain().divided(&[1.0, 8.0]);
+    let (cos, _) = divided.at(80);
+    let plain_cos_80 = plain().at(80).0.to_vec();
+    let plain_cos_10 = plain().at(10).0.to_vec();
+    assert_eq!(cos, [plain_cos_80[0], plain_cos_10[1]]);
+}

@@ -73,8 +73,8 @@ impl Candidate {
                 // The engine may have ended with the same token; there is nothing to abort then.
                 return if reason.is_some() { ChoiceState::Done } else { ChoiceState::Stopped };
             }
+            self.tokens.take_entries(&mut self.entries);
         }
-        self.tokens.take_entries(&mut self.entries);
         let Some(finish) = finish else { return ChoiceState::Open };
         let hit = self.tokens.finish(&mut self.text);
         self.close(hit.unwrap_or(End::Engine(finish.reason)));
