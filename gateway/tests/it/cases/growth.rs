@@ -30,7 +30,7 @@ async fn c_resource_growth_01_2000_invented_model_names_in_metrics() {
     let after = stack.metrics().await;
     assert_eq!(series(&before), series(&after));
     assert!(!after.contains("made-up"), "{after}");
-    let other = after.lines().find(|line| line.starts_with("pons_requests_total") && line.contains("\"other\""));
+    let other = after.lines().find(|line| line.starts_with("pons_requests_total{route=\"chat\",model=\"other\""));
     assert!(other.is_some_and(|line| line.ends_with(" 2000")), "{after}");
     stack.assert_healthy().await;
 }

@@ -17,7 +17,7 @@ use crate::cases::scripted::{Script, ScriptedBrain, hello};
 pub(crate) struct Stack {
     pub(crate) brain: ScriptedBrain,
     pub(crate) server: RunningServer,
-    pub(crate) folder: tempfile::TempDir,
+    _folder: tempfile::TempDir,
 }
 
 /// Starts a gateway whose configuration file is `toml` and whose state is in `folder`.
@@ -55,17 +55,21 @@ impl Stack {
 
     /// Serving the model under another name, with further lines of configuration before and in its entry.
     pub(crate) async fn named(name: &str, toml: &str, model_toml: &str) -> Self {
+        Self::of(model::path(), name, toml, model_toml).await
+    }
+
+    /// Serving the files of another model directory.
+    pub(crate) async fn of(path: &Path, name: &str, toml: &str, model_toml: &str) -> Self {
         let folder = tempfile::tempdir().expect("there is a temporary directory");
         let socket = folder.path().join("brain.sock");
         let brain = ScriptedBrain::start(&socket, hello(name, model::vocab_size(), model::CONTEXT, model::eos()));
         let toml = format!(
-            "{toml}\n[[model]]\nname = {name:?}\npath = {:?}\nbrain = \"unix:{}\"\n{model_toml}",
-            model::path(),
+            "{toml}\n[[model]]\nname = {name:?}\npath = {path:?}\nbrain = \"unix:{}\"\n{model_toml}",
             socket.display()
         );
         let server = serve(folder.path(), &toml).await;
         ready(server.address()).await;
-        Self { brain, server, folder }
+        Self { brain, server, _folder: folder }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

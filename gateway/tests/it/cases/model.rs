@@ -6,6 +6,9 @@ use std::sync::OnceLock;
 
 use pons_checkpoint::fixture::{ADDED_TOKENS, TinyLlama, write_tiny_llama};
 use pons_protocol::id::TokenId;
+use serde_json::Value;
+
+use super::harness::merged;
 
 /// Name under which it is served.
 pub(crate) const NAME: &str = "M";
@@ -43,6 +46,15 @@ fn files() -> &'static Files {
 /// The model's directory.
 pub(crate) fn path() -> &'static Path {
     &files().path
+}
+
+/// Writes the same model again, with these fields of its tokenizer's configuration changed.
+pub(crate) fn write_with(path: &Path, fields: Value) {
+    write_tiny_llama(path, 7, PIECES).expect("the temporary directory is writable");
+    let file = path.join("tokenizer_config.json");
+    let config = std::fs::read(&file).expect("it was just written");
+    let config = serde_json::from_slice(&config).expect("it is JSON");
+    std::fs::write(&file, merged(config, fields).to_string()).expect("the temporary directory is writable");
 }
 
 pub(crate) fn vocab_size() -> u32 {

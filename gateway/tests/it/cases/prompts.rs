@@ -96,19 +96,35 @@ async fn c_prompt_and_context_04_empty_input_on_the_other_routes() {
     assert!(stack.brain.log().submits.iter().all(|submit| !submit.prompt.is_empty()));
 }
 
-/// The fixture has no token to begin with; what is checked is that none appears twice and none is made up.
+/// The template writes the token to begin with, and the tokenizer is told to add it as well.
 #[tokio::test]
-async fn c_roles_and_templates_01_no_doubled_beginning() {
+async fn c_roles_and_templates_01_exactly_one_bos() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
+    let fields = json!({"bos_token": "<|endoftext|>", "add_bos_token": true, "chat_template": template});
+    model::write_with(folder.path(), fields);
+    let stack = Stack::of(folder.path(), model::NAME, "", "").await;
+    let bos = u64::from(model::id("<|endoftext|>"));
+    for body in [chat(json!({"return_token_ids": true, "max_tokens": 1})), completion(json!({"return_token_ids": true, "max_tokens": 1}))] {
+        let path = if body.get("prompt").is_some() { COMPLETIONS } else { CHAT };
+        let answer = stack.post(path, &body).await.json();
+        let ids = answer["prompt_token_ids"].as_array().or(answer["choices"][0]["prompt_token_ids"].as_array());
+        let ids: Vec<u64> = ids.unwrap_or_else(|| panic!("{answer}")).iter().filter_map(Value::as_u64).collect();
+        assert_eq!(ids[0], bos, "{path}: {ids:?}");
+        assert_eq!(ids.iter().filter(|&&id| id == bos).count(), 1, "{path}: {ids:?}");
+    }
+}
+
+#[tokio::test]
+async fn c_roles_and_templates_01_no_bos_is_made_up_where_the_vocabulary_has_none() {
     let stack = Stack::start().await;
-    let answer = stack.chat(json!({"return_token_ids": true, "max_tokens": 1})).await;
-    let ids = answer.json()["prompt_token_ids"].as_array().expect("the ids were asked for").clone();
-    assert_eq!(ids[0], model::id("<|im_start|>"));
-    assert_ne!(ids[1], ids[0]);
-    let answer = stack.complete(json!({"prompt": "Hello", "return_token_ids": true, "max_tokens": 1})).await;
-    let body = answer.json();
-    let ids = body["prompt_token_ids"].as_array().or(body["choices"][0]["prompt_token_ids"].as_array());
-    let special = model::vocab_size() - 7;
-    assert!(ids.expect("the ids were asked for").iter().all(|id| id.as_u64().unwrap() < u64::from(special)), "{body}");
+    stack.chat(json!({"max_tokens": 1})).await;
+    let prompt = stack.brain.last_submit().prompt;
+    assert_eq!(prompt[0], model::id("<|im_start|>"));
+    assert_ne!(prompt[1], prompt[0]);
+    stack.complete(json!({"max_tokens": 1})).await;
+    let special = model::id("<|endoftext|>");
+    assert!(stack.brain.last_submit().prompt.iter().all(|&id| id < special));
 }
 
 #[tokio::test]
@@ -146,6 +162,35 @@ async fn c_roles_and_templates_03_two_user_turns_in_a_row() {
     assert_eq!(answer.status(), 200, "{}", answer.text());
     let text = prompt_text(&stack).await;
     assert!(text.contains("capital of Norway") && text.contains("And its population?"), "{text}");
+}
+
+/// The template of the case: one system turn, then user and assistant in turns, or an exception.
+#[tokio::test]
+async fn c_roles_and_templates_03_a_template_that_wants_strict_alternation() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = "{% set ns = namespace(at=0) %}{% for m in messages %}{% if m.role == 'system' %}{% if not loop.first %}{{ raise_exception('Only one system turn') }}{% endif %}{% else %}{% if (m.role == 'user') != (ns.at % 2 == 0) %}{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}{% set ns.at = ns.at + 1 %}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
+    model::write_with(folder.path(), json!({"chat_template": template}));
+    let stack = Stack::of(folder.path(), model::NAME, "", "").await;
+    let messages = json!([{"role": "system", "content": "Be short."},
+        {"role": "user", "content": "What is the capital of Norway?"},
+        {"role": "user", "content": "And its population?"}]);
+    let answer = stack.chat(json!({"messages": messages})).await;
+    if answer.status() == 200 {
+        let text = prompt_text(&stack).await;
+        let (first, second) = (text.find("capital of Norway"), text.find("And its population?"));
+        assert!(first.is_some() && first < second, "{text}");
+        assert_eq!(text.matches("<|im_start|>user").count(), 1, "{text}");
+    } else {
+        check_error(&answer, 400, Some("messages"), None);
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("alternate"), "{message}");
+    }
+    // What no merging helps with is a refusal with the template's reason.
+    let messages = json!([{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Hello"}]);
+    let answer = stack.chat(json!({"messages": messages})).await;
+    check_error(&answer, 400, Some("messages"), None);
+    assert!(answer.text().contains("alternate"), "{}", answer.text());
+    stack.assert_healthy().await;
 }
 
 async fn prompt_text(stack: &Stack) -> String {

@@ -223,13 +223,6 @@ impl Connection {
         assert_eq!(end, b"\r\n");
         if size == 0 { Chunk::Last } else { Chunk::Data(data) }
     }
-
-    /// Whether the server has closed its side; waits for it.
-    pub(crate) async fn closed_by_server(&mut self) -> bool {
-        let mut buffer = [0; 1];
-        let read = tokio::time::timeout(PATIENCE, self.socket.read(&mut buffer)).await;
-        matches!(read, Ok(Ok(0) | Err(_)))
-    }
 }
 
 /// A part of a chunked body.

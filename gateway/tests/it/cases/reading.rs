@@ -139,9 +139,13 @@ fn streamed(body: &str) -> Reading {
         }
         for choice in choices {
             let index = choice["index"].as_u64().expect("every choice has its index") as usize;
-            if index == reading.choices.len() {
+            // Completions have no first frames, so their choices begin in any order.
+            if !chat && index >= reading.choices.len() {
+                reading.choices.resize(index + 1, Choice::default());
+            }
+            if chat && index == reading.choices.len() {
                 reading.choices.push(Choice::default());
-                assert!(!chat || choice["delta"]["role"] == "assistant", "the first frame of {index} has no role: {body}");
+                assert_eq!(choice["delta"]["role"], "assistant", "the first frame of {index} has no role: {body}");
             } else {
                 assert!(choice["delta"].get("role").is_none(), "a second role: {body}");
             }

@@ -5,7 +5,7 @@ mod engine;
 mod script;
 
 use std::collections::{HashMap, VecDeque};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -82,8 +82,6 @@ struct Shared {
 /// A scripted brain that listens until it is dropped.
 pub(crate) struct ScriptedBrain {
     shared: Arc<Shared>,
-    path: PathBuf,
-    kill: watch::Sender<u64>,
     serving: JoinHandle<()>,
 }
 
@@ -127,9 +125,8 @@ impl ScriptedBrain {
             running: AtomicU64::new(0),
             steps: AtomicU64::new(0),
         });
-        let kill = watch::Sender::new(0);
-        let serving = tokio::spawn(listen(listener, Arc::clone(&shared), kill.clone()));
-        Self { shared, path: path.to_path_buf(), kill, serving }
+        let serving = tokio::spawn(listen(listener, Arc::clone(&shared)));
+        Self { shared, serving }
     }
 
     /// The next sequence without a script follows this one.
@@ -151,11 +148,6 @@ impl ScriptedBrain {
         self.shared.keep_log.store(false, Ordering::Relaxed);
         self.shared.log.send_modify(|log| *log = Log::default());
         self.shared.begun.lock().expect("no test panics with it").clear();
-    }
-
-    /// Closes every link at once, as a killed process would; it can be connected to again.
-    pub(crate) fn die(&self) {
-        self.kill.send_modify(|deaths| *deaths += 1);
     }
 
     pub(crate) fn log(&self) -> Log {
@@ -180,23 +172,13 @@ impl ScriptedBrain {
             Err(_) => panic!("{what} did not happen; {:?}", self.log()),
         }
     }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
-async fn listen(listener: UnixListener, shared: Arc<Shared>, kill: watch::Sender<u64>) {
+async fn listen(listener: UnixListener, shared: Arc<Shared>) {
     let mut links = tokio::task::JoinSet::new();
     while let Ok((socket, _)) = listener.accept().await {
-        let mut killed = kill.subscribe();
         let shared = Arc::clone(&shared);
-        links.spawn(async move {
-            tokio::select! {
-                () = serve(socket, &shared) => {}
-                _ = killed.changed() => {}
-            }
-        });
+        links.spawn(async move { serve(socket, &shared).await });
     }
 }
 

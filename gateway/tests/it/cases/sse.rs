@@ -31,13 +31,3 @@ fn event(block: &str) -> Event {
     let value = serde_json::from_str(data).unwrap_or_else(|error| panic!("{error} in {data:?}"));
     Event::Data(value)
 }
-
-/// The JSON frames of a stream.
-#[track_caller]
-pub(crate) fn frames(body: &str) -> Vec<Value> {
-    let data = |event| match event {
-        Event::Data(value) => Some(value),
-        Event::Done | Event::Comment(_) => None,
-    };
-    events(body).into_iter().filter_map(data).collect()
-}

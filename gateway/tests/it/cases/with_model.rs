@@ -167,8 +167,9 @@ async fn c_structured_output_01_to_03_what_is_no_schema_is_refused_and_named() {
 #[tokio::test]
 async fn c_structured_output_04_endless_whitespace() {
     let stack = RealStack::start().await;
-    // Blank, tab, newline and carriage return before all else; then what ends a value.
-    let bias = json!({"logit_bias": {"32": 100, "9": 100, "10": 100, "13": 100, "125": 60, "93": 60, "34": 50}});
+    // Tab, newline and carriage return before all else; then what ends a value. A blank would fill strings, where
+    // it is no white space but text.
+    let bias = json!({"logit_bias": {"9": 100, "10": 100, "13": 100, "125": 60, "93": 60, "34": 50}});
     let object = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array",
         "items": {"type": "boolean"}, "maxItems": 3}}, "required": ["a", "b"], "additionalProperties": false});
     for format in [json!({"response_format": {"type": "json_object"}}), schema(object)] {
