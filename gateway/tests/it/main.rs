@@ -6,6 +6,7 @@
 mod admin;
 mod auth;
 mod brain;
+mod cases;
 mod commands;
 mod errors;
 mod harness;
