@@ -1,5 +1,5 @@
 //! One generation on its way to one client. The rule: what it used is settled exactly once, before the last
-//! byte of a whole answer, or from `Drop` when the client left.
+//! byte of an answer or an error, or from `Drop` when the client left.
 
 use crate::app::App;
 use crate::brain::{Generation, GenerationEvent};
@@ -124,8 +124,9 @@ impl Exchange {
 
     /// Frames as they come. The stream ends after the terminator or after one error frame, never otherwise.
     pub(crate) fn frames(self, heartbeat: Duration) -> impl Stream<Item = Bytes> + Send + 'static {
+        let silent_until = tokio::time::Instant::now() + heartbeat;
         let stream = futures_util::stream::unfold(
-            Frames { exchange: self, heartbeat, phase: Phase::Open },
+            Frames { exchange: self, heartbeat, silent_until, phase: Phase::Open },
             |mut frames| async move { frames.next().await.map(|bytes| (bytes, frames)) },
         );
         AssertUnwindSafe(stream).catch_unwind().map(|frame| {
@@ -157,6 +158,9 @@ enum Phase {
 struct Frames {
     exchange: Exchange,
     heartbeat: Duration,
+    /// When a comment is due, unless other bytes go out before. Tokens alone don't move it: they may all be
+    /// held back, by a stop string that could still match for one.
+    silent_until: tokio::time::Instant,
     phase: Phase,
 }
 
@@ -174,6 +178,7 @@ impl Frames {
                 Phase::End => return None,
             }
         }
+        self.silent_until = tokio::time::Instant::now() + self.heartbeat;
         Some(out.freeze())
     }
 
@@ -183,13 +188,13 @@ impl Frames {
             biased;
             () = abort.cancelled() => Progress::Failed(shutting_down()),
             progress = self.exchange.advance(out) => progress,
-            // Only whole events were written so far, so a comment can't fall into the middle of one.
-            () = tokio::time::sleep(self.heartbeat) => {
-                out.extend_from_slice(HEARTBEAT);
-                Progress::Open
-            }
+            () = tokio::time::sleep_until(self.silent_until) => Progress::Open,
         };
         match progress {
+            // Only whole events were written so far, so a comment can't fall into the middle of one.
+            Progress::Open if out.is_empty() && self.silent_until <= tokio::time::Instant::now() => {
+                out.extend_from_slice(HEARTBEAT);
+            }
             Progress::Open => {}
             Progress::Complete => self.phase = Phase::Close,
             Progress::Failed(error) => {
