@@ -49,7 +49,10 @@ pub(crate) struct Exchange {
 
 enum Progress {
     Open,
-    Complete,
+    /// Every choice has ended; what the last one wrote, its finish frame among it, begins at `ending_at`.
+    Complete {
+        ending_at: usize,
+    },
     Failed(ApiError),
 }
 
@@ -77,6 +80,7 @@ impl Exchange {
     }
 
     fn accept(&mut self, event: Option<GenerationEvent>, out: &mut BytesMut) -> Progress {
+        let ending_at = out.len();
         match event {
             Some(GenerationEvent::Output { choice, output }) => {
                 self.account.observe(&output);
@@ -87,10 +91,14 @@ impl Exchange {
                 if let Some(error) = self.account.reply.failure() {
                     return Progress::Failed(error.clone());
                 }
-                if self.account.reply.is_complete() { Progress::Complete } else { Progress::Open }
+                if self.account.reply.is_complete() {
+                    Progress::Complete { ending_at }
+                } else {
+                    Progress::Open
+                }
             }
             Some(GenerationEvent::Failed(error)) => Progress::Failed(error),
-            None if self.account.reply.is_complete() => Progress::Complete,
+            None if self.account.reply.is_complete() => Progress::Complete { ending_at },
             None => Progress::Failed(ApiError::internal("the generation ended before its end was reported")),
         }
     }
@@ -107,7 +115,7 @@ impl Exchange {
             };
             match progress {
                 Progress::Open => {}
-                Progress::Complete => break,
+                Progress::Complete { .. } => break,
                 Progress::Failed(error) => {
                     self.account.fail(error.status.as_u16());
                     return Err(error);
@@ -126,7 +134,7 @@ impl Exchange {
     pub(crate) fn frames(self, heartbeat: Duration) -> impl Stream<Item = Bytes> + Send + 'static {
         let silent_until = tokio::time::Instant::now() + heartbeat;
         let stream = futures_util::stream::unfold(
-            Frames { exchange: self, heartbeat, silent_until, phase: Phase::Open },
+            Frames { exchange: self, heartbeat, silent_until, phase: Phase::Open, ending: BytesMut::new() },
             |mut frames| async move { frames.next().await.map(|bytes| (bytes, frames)) },
         );
         AssertUnwindSafe(stream).catch_unwind().map(|frame| {
@@ -162,6 +170,9 @@ struct Frames {
     /// held back, by a stop string that could still match for one.
     silent_until: tokio::time::Instant,
     phase: Phase,
+    /// The frames that make the answer look complete. They wait for the record, so that a client that leaves
+    /// at the finish reason was billed for a whole answer, and no error frame follows one.
+    ending: BytesMut,
 }
 
 impl Frames {
@@ -196,7 +207,10 @@ impl Frames {
                 out.extend_from_slice(HEARTBEAT);
             }
             Progress::Open => {}
-            Progress::Complete => self.phase = Phase::Close,
+            Progress::Complete { ending_at } => {
+                self.ending = out.split_off(ending_at);
+                self.phase = Phase::Close;
+            }
             Progress::Failed(error) => {
                 self.exchange.account.reply.fail(&error, out);
                 self.exchange.account.fail(200);
@@ -208,7 +222,10 @@ impl Frames {
     async fn close(&mut self, out: &mut BytesMut) {
         self.phase = Phase::End;
         match self.exchange.account.complete().await {
-            Ok(()) => self.exchange.account.reply.close(out),
+            Ok(()) => {
+                out.unsplit(std::mem::take(&mut self.ending));
+                self.exchange.account.reply.close(out);
+            }
             Err(error) => self.exchange.account.reply.fail(&ledger_failed(&error), out),
         }
     }
