@@ -12,6 +12,7 @@ use crate::telemetry::RequestSample;
 use bytes::{Bytes, BytesMut};
 use futures_util::{FutureExt, Stream, StreamExt};
 use pons_protocol::inference::SequenceOutput;
+use serde_json::json;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -117,7 +118,8 @@ impl Exchange {
                 Progress::Open => {}
                 Progress::Complete { .. } => break,
                 Progress::Failed(error) => {
-                    self.account.fail(error.status.as_u16());
+                    drop(self.generation);
+                    self.account.fail(error.status.as_u16()).await;
                     return Err(error);
                 }
             }
@@ -212,8 +214,10 @@ impl Frames {
                 self.phase = Phase::Close;
             }
             Progress::Failed(error) => {
+                // As with whole answers, the work ends before the disk is waited for.
+                self.exchange.generation.stop_all();
+                self.exchange.account.fail(200).await;
                 self.exchange.account.reply.fail(&error, out);
-                self.exchange.account.fail(200);
                 self.phase = Phase::End;
             }
         }
@@ -305,12 +309,15 @@ impl Account {
         }
     }
 
-    /// Settles what failed on our side. Its client isn't kept waiting for the disk.
-    fn fail(&mut self, status: u16) {
+    /// Settles what failed on our side; the future is ready when that is on the disk, or can't be.
+    async fn fail(&mut self, status: u16) {
         self.record.outcome = Outcome::Failed;
         self.record.status = status;
-        if let Some((slot, record)) = self.seal() {
-            slot.record(record);
+        if let Some((slot, record)) = self.seal()
+            && let Err(error) = slot.commit(record).await
+        {
+            // The client is told of the first failure, which is why there was nothing else to record.
+            tracing::error!(%error, record = %json!(self.record), "a failed request could not be recorded");
         }
     }
 

@@ -145,6 +145,14 @@ impl Generation {
         }
     }
 
+    /// Ends all choices early; nothing comes after this.
+    pub fn stop_all(&mut self) {
+        if !self.failed {
+            self.failed = true;
+            self.abort_unfinished();
+        }
+    }
+
     async fn advance(&mut self) -> Result<(usize, SequenceOutput), BrainError> {
         loop {
             self.settle_pending().await?;

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use pons_protocol::inference::RejectReason;
 use serde_json::json;
 
 use super::harness::{CHAT, COMPLETIONS, Stack, chat, completion};
 use super::raw_http::{Chunk, Connection, Request};
-use super::scripted::{Act, Script};
+use super::scripted::{Act, Reception, Script};
 
 /// Every token is held back, since the stop string could still match.
 #[tokio::test]
@@ -47,4 +48,31 @@ async fn c_disconnect_and_abort_04_the_finish_reason_comes_after_the_record() {
             assert!(records.iter().all(|record| record["outcome"] == "completed"), "{records:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_failure_is_recorded_before_its_client_hears_of_it() {
+    let stack = Stack::start().await;
+    for round in 0..10 {
+        for stream in [false, true] {
+            stack.brain.next(Script::acts(vec![Act::piece("Hello"), Act::Fail]));
+            let answer = stack.chat(json!({"stream": stream})).await;
+            assert!(answer.text().contains("\"upstream_error\""), "{}", answer.text());
+            // No waiting here: the error had arrived.
+            let records = stack.ledger().await;
+            assert_eq!(records.len(), 2 * round + 1 + usize::from(stream));
+            assert!(records.iter().all(|record| record["outcome"] == "failed"), "{records:?}");
+        }
+    }
+}
+
+/// A refusal before acceptance made no tokens, so there is nothing to bill.
+#[tokio::test]
+async fn a_refused_request_has_no_record() {
+    let stack = Stack::start().await;
+    let refusal = Reception::Reject(RejectReason::QueueFull, "the queue is full".to_owned());
+    stack.brain.next(Script::default().received(refusal));
+    assert_eq!(stack.chat(json!({})).await.status(), 503);
+    stack.assert_healthy().await;
+    assert_eq!(stack.ledger().await.len(), 1);
 }
