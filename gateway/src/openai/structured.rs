@@ -51,8 +51,15 @@ pub(super) fn schema_text(schema: &Value) -> String {
     Value::Object(map).to_string()
 }
 
+/// A structure and the field that asks for it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Asked {
+    pub(super) field: String,
+    pub(super) structure: Structure,
+}
+
 /// Reads all fields that ask for structure; more than one is a 400.
-pub(super) fn read(fields: &Fields<'_>) -> Result<Option<Structure>, ApiError> {
+pub(super) fn read(fields: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
     let mut found: Vec<(String, Structure)> = Vec::new();
     if let Some(structure) = response_format(fields)? {
         found.push(("response_format".to_owned(), structure));
@@ -75,7 +82,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Option<Structure>, ApiError> {
         let message = format!("only one way of structured output can be used, but got {}", names.join(", "));
         return Err(ApiError::invalid(names[1], message));
     }
-    Ok(found.pop().map(|(_, structure)| structure))
+    Ok(found.pop().map(|(field, structure)| Asked { field, structure }))
 }
 
 fn structured_outputs(value: &Value) -> Result<Vec<(String, Structure)>, ApiError> {

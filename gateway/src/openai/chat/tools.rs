@@ -34,6 +34,8 @@ pub(super) struct Tool {
     pub(super) name: String,
     /// Schema of its arguments; `None` means that it takes none.
     pub(super) parameters: Option<Value>,
+    /// Where that schema stands in the request, whichever tools were left out since.
+    pub(super) parameters_path: String,
     /// The definition as the template shows it.
     shown: Value,
 }
@@ -202,6 +204,7 @@ fn read_function(function: &Value, path: &str) -> Result<Tool, ApiError> {
     Ok(Tool {
         name: name.to_owned(),
         parameters: parameters.cloned(),
+        parameters_path: fields.path_of("parameters"),
         shown: json!({"type": "function", "function": shown}),
     })
 }
