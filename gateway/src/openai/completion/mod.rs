@@ -68,10 +68,11 @@ pub fn prepare_completion(
     let grammar = structure.map(|asked| asked.structure.grammar());
     let ranked = best_of > common.n as usize;
     let mut sequences = Vec::with_capacity(prompts.len() * best_of);
-    for prompt in &prompts {
+    for (number, prompt) in prompts.iter().enumerate() {
         for candidate in 0..best_of {
             let mut sampling = common.sampling.clone();
             sampling.choice = candidate as u32;
+            sampling.seed = common.seed_of_prompt(number);
             // Candidates are compared by their mean log probability.
             sampling.logprobs = logprobs.or(ranked.then_some(0));
             sampling.prompt_logprobs = logprobs.filter(|_| echo);
