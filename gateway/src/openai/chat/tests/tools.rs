@@ -189,6 +189,11 @@ fn a_choice_that_can_not_be_kept_is_refused() {
         (json!({"tools": [weather()], "tool_choice": "maybe"}), "tool_choice"),
         (json!({"tools": [weather(), weather()]}), "tools[1]"),
         (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}),
+            "tools[0].function.parameters.type",
+        ),
+        (json!({"functions": [{"name": "f", "parameters": {"type": null}}]}), "functions[0].parameters.type"),
         (json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}), "tools[0].function.name"),
         (json!({"tools": [{"type": "custom", "custom": {}}]}), "tools[0].type"),
         (json!({"tools": [weather()], "functions": [{"name": "f"}]}), "functions"),
