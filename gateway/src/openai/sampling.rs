@@ -203,14 +203,15 @@ fn read_logit_bias(fields: &Fields<'_>, model: &ServedModel) -> Result<Vec<(u32,
     map.iter()
         .map(|(key, value)| {
             let shown: String = key.chars().take(40).collect();
-            let token =
-                key.parse::<u32>().ok().filter(|token| *token < model.vocab_size).ok_or_else(|| {
-                    let vocab = model.vocab_size;
-                    wrong(format!(
-                        "logit_bias: {shown:?} is no token id of this model; ids are 0 to {}",
-                        vocab - 1
-                    ))
-                })?;
+            // Only the usual spelling, so that no token can have two biases.
+            let token = key.parse::<u32>().ok().filter(|token| token.to_string() == *key);
+            let token = token.filter(|token| *token < model.vocab_size).ok_or_else(|| {
+                let last = model.vocab_size.saturating_sub(1);
+                wrong(format!(
+                    "logit_bias: {shown:?} is no token id of this model; ids are 0 to {last}, without signs or \
+                     leading zeros"
+                ))
+            })?;
             let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
             let bias = bias.ok_or_else(|| {
                 wrong(format!("logit_bias: the value of {shown:?} must be a number between -100 and 100"))

@@ -68,6 +68,8 @@ fn c_parameter_edges_04_a_bias_outside_the_vocabulary_names_the_id() {
         (json!({"99999999": 5}), "99999999"),
         (json!({"-1": 5}), "-1"),
         (json!({"abc": 5}), "abc"),
+        (json!({"+5": 5}), "+5"),
+        (json!({"5": 1, "05": 2}), "05"),
         (json!({"5": 101}), "5"),
     ] {
         let error = prepare(json!({"logit_bias": bias})).unwrap_err();
