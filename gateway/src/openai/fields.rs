@@ -22,6 +22,7 @@ pub(crate) fn type_name(value: &Value) -> &'static str {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
         Value::Number(number) if number.is_f64() => "a number with a fraction or out of range",
+        Value::Number(number) if number.as_i64().is_none() => "an integer that 64 bits with a sign can't hold",
         Value::Number(_) => "an integer",
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
@@ -160,13 +161,14 @@ mod tests {
 
     #[test]
     fn null_is_absent_and_a_whole_float_is_an_integer() {
-        let body = json!({"a": null, "b": 5.0, "c": 5.5, "d": "5", "e": 1e20, "f": true});
+        let body = json!({"a": null, "b": 5.0, "c": 5.5, "d": "5", "e": 1e20, "f": true, "g": 1_u64 << 63});
         let fields = Fields::top(&body).unwrap();
         assert_eq!(fields.integer("a", 0, 9).unwrap(), None);
         assert_eq!(fields.integer("b", 0, 9).unwrap(), Some(5));
-        for bad in ["c", "d", "e", "f"] {
+        for bad in ["c", "d", "e", "f", "g"] {
             let error = fields.integer(bad, 0, i64::MAX).unwrap_err();
             assert_eq!((error.param.as_deref(), error.code.as_deref()), (Some(bad), Some("invalid_type")));
+            assert!(!error.message.ends_with("but is an integer"), "{}", error.message);
         }
         assert_eq!(fields.integer("b", 6, 9).unwrap_err().code.as_deref(), Some("invalid_value"));
         assert_eq!(fields.number("b", 0.0, 9.0).unwrap(), Some(5.0));
