@@ -22,7 +22,9 @@ pub(crate) fn type_name(value: &Value) -> &'static str {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
         Value::Number(number) if number.is_f64() => "a number with a fraction or out of range",
-        Value::Number(number) if number.as_i64().is_none() => "an integer that 64 bits with a sign can't hold",
+        Value::Number(number) if number.as_i64().is_none() => {
+            "an integer that 64 bits with a sign can't hold"
+        }
         Value::Number(_) => "an integer",
         Value::String(_) => "a string",
         Value::Array(_) => "an array",

@@ -187,7 +187,8 @@ fn read_function(function: &Value, path: &str) -> Result<Tool, ApiError> {
             return Err(ApiError::invalid_type(path, "a JSON Schema object", type_name(parameters)));
         }
         if parameters.get("type").is_some_and(|kind| *kind != "object") {
-            let message = format!("{path}.type must be \"object\", since arguments have names, or be left out");
+            let message =
+                format!("{path}.type must be \"object\", since arguments have names, or be left out");
             return Err(ApiError::invalid_schema(format!("{path}.type"), message));
         }
         // Depth is checked for every tool, since the template walks it; the schema itself when it is enforced.

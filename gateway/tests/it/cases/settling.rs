@@ -27,7 +27,9 @@ async fn c_timeouts_and_keepalive_01_comments_while_tokens_come_and_no_text_may_
 #[tokio::test]
 async fn c_disconnect_and_abort_04_the_finish_reason_comes_after_the_record() {
     let stack = Stack::start().await;
-    for (path, body) in [(CHAT, chat(json!({"stream": true}))), (COMPLETIONS, completion(json!({"stream": true})))] {
+    for (path, body) in
+        [(CHAT, chat(json!({"stream": true}))), (COMPLETIONS, completion(json!({"stream": true})))]
+    {
         for script in [Script::default(), Script::burst(&["Hello", ", wor", "ld."])] {
             stack.brain.next(script);
             let before = stack.ledger().await.len();

@@ -310,7 +310,10 @@ fn c_tool_choice_02_a_refused_grammar_names_its_tool() {
     let allowed = json!({"type": "allowed_tools", "mode": "required", "tools": allowed});
     let format = json!({"type": "json_object"});
     for (more, prefix) in [
-        (json!({"tools": [weather(), bad("bad")], "tool_choice": "required"}), "tools[1].function.parameters"),
+        (
+            json!({"tools": [weather(), bad("bad")], "tool_choice": "required"}),
+            "tools[1].function.parameters",
+        ),
         (json!({"tools": [weather(), bad("bad")], "tool_choice": allowed}), "tools[1].function.parameters"),
         (json!({"tools": [bad("bad")], "response_format": format}), "tools[0].function.parameters"),
     ] {
@@ -319,10 +322,15 @@ fn c_tool_choice_02_a_refused_grammar_names_its_tool() {
         let Some(Grammar::Lark(text)) = &spec.grammar else { panic!("no grammar: {spec:?}") };
         let line = 1 + text.lines().position(|line| line.contains("allOf")).unwrap();
         let rule = text.lines().nth(line - 1).unwrap();
-        let words = format!("grammar is refused: at {line}(14): failed to compile JSON schema: it is empty\n{rule}");
+        let words =
+            format!("grammar is refused: at {line}(14): failed to compile JSON schema: it is empty\n{rule}");
         let error = spec.origin.refusal(RejectReason::BadGrammar, &words, spec.grammar.as_ref());
         assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(prefix)));
         assert!(error.message.contains("it is empty"), "{}", error.message);
-        assert!(!error.message.contains("arguments_") && !error.message.contains("%json"), "{}", error.message);
+        assert!(
+            !error.message.contains("arguments_") && !error.message.contains("%json"),
+            "{}",
+            error.message
+        );
     }
 }
