@@ -6,6 +6,8 @@ mod model;
 mod run;
 mod sdk;
 mod serve;
+mod server;
+mod soak;
 mod test;
 mod tidy;
 
@@ -50,6 +52,8 @@ enum Task {
     },
     /// Drive a release build with the official OpenAI SDKs for Python and Node.
     Sdk,
+    /// Drive a release build with many clients for minutes, kill its brain twice, and compare every answer.
+    Soak(soak::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -61,5 +65,6 @@ fn main() -> anyhow::Result<()> {
         Task::Generate { check } => generate::generate(check),
         Task::Model { name } => model::pull(&name),
         Task::Sdk => sdk::sdk(),
+        Task::Soak(options) => soak::soak(&options),
     }
 }

@@ -10,12 +10,16 @@ use anyhow::{Context, bail};
 use crate::run::{cargo, command, output, root};
 
 /// Crates of the workspace and which of each other they may import (tests included).
-const IMPORTS: [(&str, &[&str]); 6] = [
+const IMPORTS: [(&str, &[&str]); 7] = [
     ("pons-protocol", &[]),
     ("pons-kernels", &[]),
     ("pons-checkpoint", &[]),
     ("pons-gateway", &["pons-checkpoint", "pons-protocol"]),
     ("pons-gpu-worker", &["pons-checkpoint", "pons-kernels", "pons-protocol"]),
+    (
+        "pons-benches",
+        &["pons-checkpoint", "pons-gateway", "pons-gpu-worker", "pons-kernels", "pons-protocol"],
+    ),
     ("xtask", &[]),
 ];
 /// Most lines of a file.

@@ -118,11 +118,8 @@ impl Player {
             };
             let Ok(count @ 1..) = read else { return };
             reader.push(&buffer[..count]);
-            loop {
-                let message = match reader.next_frame().unwrap() {
-                    Some(frame) => decode_to_brain(frame).unwrap(),
-                    None => break,
-                };
+            while let Some(frame) = reader.next_frame().unwrap() {
+                let message = decode_to_brain(frame).unwrap();
                 self.react(&mut stream, message).await;
             }
         }
@@ -153,7 +150,7 @@ impl Player {
         let count = script.and_then(|script| script.stall_after).map_or(all, |stall| stall.min(all));
         for (position, token) in self.tokens[..count].iter().enumerate() {
             let last = position + 1 == all && count == all && script.is_none();
-            let finish = last.then(|| Finish {
+            let finish = last.then_some(Finish {
                 reason: if all < self.tokens.len() { FinishReason::Length } else { FinishReason::GrammarEnd },
                 prompt_tokens: submit.prompt.len() as u32,
                 cached_tokens: 0,

@@ -30,13 +30,15 @@ async fn c_error_shape_02_every_error_has_four_keys_and_a_request_id() {
     let chat = "/v1/chat/completions";
     let missing = format!("{{\"model\":\"{MODEL}\"}}");
     assert_eq!(provoke("POST", chat, &json_type, &missing).await.status, 400);
-    assert_eq!(provoke("POST", chat, &[("authorization", "Bearer no")], "{}").await.status, 401);
     assert_eq!(provoke("POST", chat, &json_type, "{\"model\":\"x\",\"messages\":[]}").await.status, 404);
     assert_eq!(provoke("GET", "/no/such/path", &[], "").await.status, 404);
     let wrong = provoke("GET", chat, &[], "").await;
     assert_eq!((wrong.status, wrong.header("allow")), (405, Some("POST, OPTIONS")));
     assert_eq!(provoke("POST", chat, &json_type, &"x".repeat(5000)).await.status, 413);
     assert_eq!(provoke("POST", chat, &[("content-type", "text/plain")], "{}").await.status, 415);
+    // From here on a key is needed.
+    assert_eq!(fixture.admin("POST", "/admin/v1/keys", "{\"tenant\":\"a\"}").await.status, 200);
+    assert_eq!(provoke("POST", chat, &[("authorization", "Bearer no")], "{}").await.status, 401);
 }
 
 #[tokio::test]

@@ -63,6 +63,7 @@ async fn c_http_surface_03_a_client_that_expects_100_gets_it_and_a_bad_key_gets_
     stream.write_all(body.as_bytes()).await.unwrap();
     assert_eq!(rest(&mut stream).await.status, 200);
 
+    assert_eq!(fixture.admin("POST", "/admin/v1/keys", "{\"tenant\":\"a\"}").await.status, 200);
     let mut stream = TcpStream::connect(fixture.address()).await.unwrap();
     stream.write_all(head("authorization: Bearer wrong\r\n").as_bytes()).await.unwrap();
     let answer = rest(&mut stream).await;

@@ -1,0 +1,96 @@
+//! The machine a record was made on, and the processor time of its processes. The rule: what can't be read is
+//! "unknown" in the record, never left out.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::Serialize;
+
+/// Ticks of `/proc/PID/stat` in a second; Linux shows programs the same number on every machine.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// Where a record was made.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// Processor's name.
+    pub cpu: String,
+    /// Processors that this process may use.
+    pub cores: usize,
+    /// Kernel release.
+    pub kernel: String,
+    /// Load averages over 1, 5 and 15 minutes when it began.
+    pub load_average: String,
+    /// Git revision of the working tree; `-dirty` if something is not committed.
+    pub revision: String,
+}
+
+impl Machine {
+    /// As of now.
+    pub fn now() -> Self {
+        let known = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_owned());
+        let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+        let cpu = read("/proc/cpuinfo").and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("model name"))?;
+            line.split_once(':').map(|(_, name)| name.trim().to_owned())
+        });
+        Self {
+            cpu: known(cpu),
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            kernel: known(read("/proc/sys/kernel/osrelease")),
+            load_average: load_average(),
+            revision: known(revision()),
+        }
+    }
+}
+
+/// The three load averages.
+pub fn load_average() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let averages: Vec<&str> = text.split_whitespace().take(3).collect();
+    if averages.is_empty() { "unknown".to_owned() } else { averages.join(" ") }
+}
+
+fn revision() -> Option<String> {
+    let run = Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=12"]).output().ok()?;
+    let text = String::from_utf8(run.stdout).ok().filter(|_| run.status.success())?;
+    Some(text.trim().to_owned())
+}
+
+/// Processor time that a process has used so far, in user and system mode.
+///
+/// # Errors
+/// When there is no such process.
+pub fn processor_time(pid: u32) -> anyhow::Result<Duration> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("can't read {path}"))?;
+    ticks(&text)
+        .map(|ticks| Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND))
+        .with_context(|| format!("{path} is {text:?}, without the times"))
+}
+
+/// Fields 14 and 15 of `proc_pid_stat(5)`; the second, the name, may hold anything.
+fn ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace().skip(11);
+    let (user, system) = (fields.next()?, fields.next()?);
+    Some(user.parse::<u64>().ok()? + system.parse::<u64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_found_behind_any_process_name() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194304 1 2 3 4 120 34 0 0 20 0 1 0 99";
+        assert_eq!(ticks(stat), Some(154));
+        assert_eq!(ticks("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn the_time_of_this_process_can_be_read() {
+        assert!(processor_time(std::process::id()).unwrap() < Duration::from_secs(3600));
+    }
+}
