@@ -133,7 +133,7 @@ async fn c_tool_choice_02_required_produces_a_call() {
         }
     }
     // The limit in the middle of a forced call wins over its promise.
-    let body = chat(merged(weather(), json!({"tool_choice": "required", "max_tokens": 5})));
+    let body = chat(merged(weather(), json!({"tool_choice": "required", "max_tokens": 5, "seed": 4})));
     assert_eq!(stack.agree(CHAT, &body).await.only().finish, "length");
 }
 
