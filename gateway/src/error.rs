@@ -59,8 +59,12 @@ impl ApiError {
         }
     }
 
+    fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, code, message)
+    }
+
     fn bad(code: &'static str, param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, code, message).with_param(param)
+        Self::bad_request(code, message).with_param(param)
     }
 
     /// The same error with another `param`.
@@ -234,7 +238,8 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, SERVER_ERROR, "internal_error", message)
     }
 
-    /// A brain's refusal of one sequence, with the brain's own words.
+    /// A brain's refusal of one sequence, with the brain's own words. Which field is to blame is known to the
+    /// sequence's [`Origin`](crate::openai::Origin).
     pub fn rejected(reason: RejectReason, message: impl Into<String>) -> Self {
         let message = message.into();
         match reason {
@@ -242,12 +247,9 @@ impl ApiError {
                 Self::overloaded(message, DEFAULT_RETRY_AFTER_S)
             }
             RejectReason::QueueTimeout => Self::timeout(message).with_retry_after(DEFAULT_RETRY_AFTER_S),
-            RejectReason::TooLong => Self::bad("context_length_exceeded", "messages", message),
-            RejectReason::BadGrammar => Self::invalid_schema("response_format", message),
-            RejectReason::BadParameter => {
-                let error = Self::invalid("", message);
-                Self { param: None, ..error }
-            }
+            RejectReason::TooLong => Self::bad_request("context_length_exceeded", message),
+            RejectReason::BadGrammar => Self::bad_request("invalid_json_schema", message),
+            RejectReason::BadParameter => Self::bad_request("invalid_value", message),
         }
     }
 
@@ -261,12 +263,6 @@ impl ApiError {
             "code": self.code,
         }});
         Bytes::from(body.to_string())
-    }
-}
-
-impl From<(RejectReason, String)> for ApiError {
-    fn from((reason, message): (RejectReason, String)) -> Self {
-        Self::rejected(reason, message)
     }
 }
 
@@ -317,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_refusal_of_the_brain_maps_to_the_status_of_whose_fault_it_is() {
-        let of = |reason| ApiError::from((reason, "why".to_owned())).status.as_u16();
+        let of = |reason| ApiError::rejected(reason, "why").status.as_u16();
         assert_eq!(of(RejectReason::QueueFull), 503);
         assert_eq!(of(RejectReason::Draining), 503);
         assert_eq!(of(RejectReason::QueueTimeout), 504);

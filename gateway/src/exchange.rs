@@ -1,5 +1,5 @@
 //! One generation on its way to one client. The rule: what it used is settled exactly once, before the last
-//! byte of a whole answer, or from `Drop` when the client left.
+//! byte of an answer or an error, or from `Drop` when the client left.
 
 use crate::app::App;
 use crate::brain::{Generation, GenerationEvent};
@@ -12,6 +12,7 @@ use crate::telemetry::RequestSample;
 use bytes::{Bytes, BytesMut};
 use futures_util::{FutureExt, Stream, StreamExt};
 use pons_protocol::inference::SequenceOutput;
+use serde_json::json;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,7 +50,10 @@ pub(crate) struct Exchange {
 
 enum Progress {
     Open,
-    Complete,
+    /// Every choice has ended; what the last one wrote, its finish frame among it, begins at `ending_at`.
+    Complete {
+        ending_at: usize,
+    },
     Failed(ApiError),
 }
 
@@ -77,6 +81,7 @@ impl Exchange {
     }
 
     fn accept(&mut self, event: Option<GenerationEvent>, out: &mut BytesMut) -> Progress {
+        let ending_at = out.len();
         match event {
             Some(GenerationEvent::Output { choice, output }) => {
                 self.account.observe(&output);
@@ -87,10 +92,14 @@ impl Exchange {
                 if let Some(error) = self.account.reply.failure() {
                     return Progress::Failed(error.clone());
                 }
-                if self.account.reply.is_complete() { Progress::Complete } else { Progress::Open }
+                if self.account.reply.is_complete() {
+                    Progress::Complete { ending_at }
+                } else {
+                    Progress::Open
+                }
             }
             Some(GenerationEvent::Failed(error)) => Progress::Failed(error),
-            None if self.account.reply.is_complete() => Progress::Complete,
+            None if self.account.reply.is_complete() => Progress::Complete { ending_at },
             None => Progress::Failed(ApiError::internal("the generation ended before its end was reported")),
         }
     }
@@ -107,9 +116,10 @@ impl Exchange {
             };
             match progress {
                 Progress::Open => {}
-                Progress::Complete => break,
+                Progress::Complete { .. } => break,
                 Progress::Failed(error) => {
-                    self.account.fail(error.status.as_u16());
+                    drop(self.generation);
+                    self.account.fail(error.status.as_u16()).await;
                     return Err(error);
                 }
             }
@@ -124,8 +134,9 @@ impl Exchange {
 
     /// Frames as they come. The stream ends after the terminator or after one error frame, never otherwise.
     pub(crate) fn frames(self, heartbeat: Duration) -> impl Stream<Item = Bytes> + Send + 'static {
+        let silent_until = tokio::time::Instant::now() + heartbeat;
         let stream = futures_util::stream::unfold(
-            Frames { exchange: self, heartbeat, phase: Phase::Open },
+            Frames { exchange: self, heartbeat, silent_until, phase: Phase::Open, ending: BytesMut::new() },
             |mut frames| async move { frames.next().await.map(|bytes| (bytes, frames)) },
         );
         AssertUnwindSafe(stream).catch_unwind().map(|frame| {
@@ -157,7 +168,13 @@ enum Phase {
 struct Frames {
     exchange: Exchange,
     heartbeat: Duration,
+    /// When a comment is due, unless other bytes go out before. Tokens alone don't move it: they may all be
+    /// held back, by a stop string that could still match for one.
+    silent_until: tokio::time::Instant,
     phase: Phase,
+    /// The frames that make the answer look complete. They wait for the record, so that a client that leaves
+    /// at the finish reason was billed for a whole answer, and no error frame follows one.
+    ending: BytesMut,
 }
 
 impl Frames {
@@ -174,6 +191,7 @@ impl Frames {
                 Phase::End => return None,
             }
         }
+        self.silent_until = tokio::time::Instant::now() + self.heartbeat;
         Some(out.freeze())
     }
 
@@ -183,18 +201,23 @@ impl Frames {
             biased;
             () = abort.cancelled() => Progress::Failed(shutting_down()),
             progress = self.exchange.advance(out) => progress,
-            // Only whole events were written so far, so a comment can't fall into the middle of one.
-            () = tokio::time::sleep(self.heartbeat) => {
-                out.extend_from_slice(HEARTBEAT);
-                Progress::Open
-            }
+            () = tokio::time::sleep_until(self.silent_until) => Progress::Open,
         };
         match progress {
+            // Only whole events were written so far, so a comment can't fall into the middle of one.
+            Progress::Open if out.is_empty() && self.silent_until <= tokio::time::Instant::now() => {
+                out.extend_from_slice(HEARTBEAT);
+            }
             Progress::Open => {}
-            Progress::Complete => self.phase = Phase::Close,
+            Progress::Complete { ending_at } => {
+                self.ending = out.split_off(ending_at);
+                self.phase = Phase::Close;
+            }
             Progress::Failed(error) => {
+                // As with whole answers, the work ends before the disk is waited for.
+                self.exchange.generation.stop_all();
+                self.exchange.account.fail(200).await;
                 self.exchange.account.reply.fail(&error, out);
-                self.exchange.account.fail(200);
                 self.phase = Phase::End;
             }
         }
@@ -203,7 +226,10 @@ impl Frames {
     async fn close(&mut self, out: &mut BytesMut) {
         self.phase = Phase::End;
         match self.exchange.account.complete().await {
-            Ok(()) => self.exchange.account.reply.close(out),
+            Ok(()) => {
+                out.unsplit(std::mem::take(&mut self.ending));
+                self.exchange.account.reply.close(out);
+            }
             Err(error) => self.exchange.account.reply.fail(&ledger_failed(&error), out),
         }
     }
@@ -283,12 +309,15 @@ impl Account {
         }
     }
 
-    /// Settles what failed on our side. Its client isn't kept waiting for the disk.
-    fn fail(&mut self, status: u16) {
+    /// Settles what failed on our side; the future is ready when that is on the disk, or can't be.
+    async fn fail(&mut self, status: u16) {
         self.record.outcome = Outcome::Failed;
         self.record.status = status;
-        if let Some((slot, record)) = self.seal() {
-            slot.record(record);
+        if let Some((slot, record)) = self.seal()
+            && let Err(error) = slot.commit(record).await
+        {
+            // The client is told of the first failure, which is why there was nothing else to record.
+            tracing::error!(%error, record = %json!(self.record), "a failed request could not be recorded");
         }
     }
 

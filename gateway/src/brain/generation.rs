@@ -117,9 +117,7 @@ impl Generation {
         while self.choices.iter().any(|c| !c.accepted) {
             match self.receive().await? {
                 LinkEvent::Accepted(id) => self.mark_accepted(id),
-                LinkEvent::Rejected(Rejection { reason, message, .. }) => {
-                    return Err(BrainError::Rejected { reason, message });
-                }
+                LinkEvent::Rejected(rejection) => return Err(self.refused(&rejection)),
                 LinkEvent::Lost(id) => {
                     // Outputs of the lost attempt are outdated: the new one computes them again, identically.
                     self.early.clear();
@@ -155,6 +153,14 @@ impl Generation {
         choice.done = true;
         if let Some(link) = &self.link {
             link.abort(vec![choice.sequence]);
+        }
+    }
+
+    /// Ends all choices early; nothing comes after this.
+    pub fn stop_all(&mut self) {
+        if !self.failed {
+            self.failed = true;
+            self.abort_unfinished();
         }
     }
 
@@ -203,6 +209,16 @@ impl Generation {
 
     fn find(&self, id: SequenceId) -> Option<usize> {
         self.choices.iter().position(|c| c.sequence == id && !c.done)
+    }
+
+    /// A final refusal, in words that fit the request.
+    fn refused(&self, rejection: &Rejection) -> BrainError {
+        let Rejection { sequence, reason, message } = rejection;
+        let error = match self.find(*sequence).and_then(|choice| self.request.sequences.get(choice)) {
+            Some(spec) => spec.origin.refusal(*reason, message, spec.grammar.as_ref()),
+            None => ApiError::rejected(*reason, message),
+        };
+        BrainError::Refused(error)
     }
 
     fn mark_accepted(&mut self, id: SequenceId) {
@@ -265,7 +281,7 @@ impl Generation {
             rejection.reason,
             RejectReason::QueueFull | RejectReason::Draining | RejectReason::QueueTimeout
         ) {
-            return Err(BrainError::Rejected { reason: rejection.reason, message: rejection.message });
+            return Err(self.refused(&rejection));
         }
         self.choices[choice].sequence = self.pool.new_sequence();
         // While a move of all choices is due, it takes this one along.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use pons_protocol::capacity::Capacity;
 use pons_protocol::id::TenantId;
-use pons_protocol::inference::{RejectReason, SequenceOutput};
+use pons_protocol::inference::SequenceOutput;
 
 use crate::error::ApiError;
 use crate::openai::SequenceSpec;
@@ -81,13 +81,8 @@ pub struct BrainStatus {
 #[derive(Debug, thiserror::Error)]
 pub enum BrainError {
     /// The brain refused a sequence.
-    #[error("{message}")]
-    Rejected {
-        /// The class.
-        reason: RejectReason,
-        /// The brain's words.
-        message: String,
-    },
+    #[error("{0}")]
+    Refused(ApiError),
     /// No link came up in time.
     #[error("no brain of model {model} is connected; it is starting or has failed, try again shortly")]
     Unavailable {
@@ -134,7 +129,7 @@ impl From<BrainError> for ApiError {
     fn from(error: BrainError) -> ApiError {
         let message = error.to_string();
         match error {
-            BrainError::Rejected { reason, .. } => ApiError::rejected(reason, message),
+            BrainError::Refused(error) => error,
             BrainError::TooLarge { .. } => ApiError::invalid("n", message),
             BrainError::Unavailable { .. } => ApiError::overloaded(message, 1),
             BrainError::Timeout { .. } | BrainError::SlowReader { .. } => ApiError::timeout(message),

@@ -154,6 +154,7 @@ impl Fixture {
             sampling: SamplingParams { seed: 9, ..SamplingParams::default() },
             stop: StopParams { max_tokens: 100, ..StopParams::default() },
             grammar: None,
+            origin: Default::default(),
         };
         GenerateRequest {
             tenant: TenantId(1),

@@ -60,6 +60,11 @@ impl<'v> Fields<'v> {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
+    /// Names of all fields, null ones too.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'v str> {
+        self.map.keys().map(String::as_str)
+    }
+
     /// The value, unless absent or null.
     pub(crate) fn get(&self, name: &str) -> Option<&'v Value> {
         self.map.get(name).filter(|value| !value.is_null())

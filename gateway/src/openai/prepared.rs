@@ -11,6 +11,7 @@ use pons_protocol::sampling::{Grammar, SamplingParams, StopParams};
 use super::chat::ChatReply;
 use super::completion::CompletionReply;
 use super::frame::DONE;
+use super::origin::Origin;
 pub use super::sampling::Serving;
 pub use super::usage::Usage;
 use crate::error::ApiError;
@@ -39,6 +40,8 @@ pub struct SequenceSpec {
     pub stop: StopParams,
     /// What the output is held to.
     pub grammar: Option<Grammar>,
+    /// Which fields all this came from.
+    pub origin: Arc<Origin>,
 }
 
 /// What became of a sequence with its newest output.

@@ -53,6 +53,8 @@ pub struct Serving {
 pub(super) struct Common {
     pub(super) n: u32,
     pub(super) sampling: SamplingParams,
+    /// The client chose the seed, and the same seed gives the same text for each equal prompt of a request.
+    pub(super) seeded: bool,
     pub(super) stop: StopParams,
     pub(super) stops: Arc<StopStrings>,
     pub(super) include_stop: bool,
@@ -75,6 +77,7 @@ impl Common {
         Ok(Self {
             n: fields.count("n", 1, MAX_CHOICES)?.unwrap_or(1),
             sampling: read_sampling(fields, model, ctx)?,
+            seeded: fields.get("seed").is_some(),
             stop: StopParams {
                 max_tokens: 0,
                 min_tokens,
@@ -101,6 +104,15 @@ impl Common {
             entries,
             end_entry,
         })
+    }
+
+    /// The seed for one of the request's prompts. Without one of the client's, equal prompts draw different texts.
+    pub(super) fn seed_of_prompt(&self, prompt: usize) -> u64 {
+        if self.seeded {
+            return self.sampling.seed;
+        }
+        // The odd constant of Fibonacci hashing: a product that differs in its high bits for each prompt.
+        self.sampling.seed ^ (prompt as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
     /// Cuts a prompt to the length asked for, keeping its end.

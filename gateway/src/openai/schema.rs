@@ -31,6 +31,16 @@ const COUNTS: [&str; 6] =
     ["minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"];
 /// Keywords whose value is a number.
 const NUMBERS: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+/// Lower and upper ends of ranges, and whether equal ends leave nothing.
+const RANGES: [(&str, &str, bool); 7] = [
+    ("minimum", "maximum", false),
+    ("exclusiveMinimum", "maximum", true),
+    ("minimum", "exclusiveMaximum", true),
+    ("exclusiveMinimum", "exclusiveMaximum", true),
+    ("minLength", "maxLength", false),
+    ("minItems", "maxItems", false),
+    ("minProperties", "maxProperties", false),
+];
 /// Further keywords that are enforced or only describe.
 const OTHERS: [&str; 20] = [
     "$ref",
@@ -108,15 +118,21 @@ pub(crate) fn check_pattern(pattern: &str, param: &str) -> Result<(), ApiError> 
         let message = format!("{param}: a pattern must have at most {MAX_PATTERN_BYTES} bytes; shorten it");
         return Err(ApiError::invalid_schema(param, message));
     }
-    regex_syntax::ParserBuilder::new().nest_limit(64).build().parse(pattern).map(|_| ()).map_err(|error| {
-        let reason = match &error {
-            regex_syntax::Error::Parse(error) => error.kind().to_string(),
-            regex_syntax::Error::Translate(error) => error.kind().to_string(),
-            _ => "it can't be read".to_owned(),
-        };
-        let message = format!("{param}: the pattern {pattern:?} is no valid regular expression: {reason}");
-        ApiError::invalid_schema(param, message)
-    })
+    let parsed = regex_syntax::ParserBuilder::new().nest_limit(64).build().parse(pattern);
+    let reason = match &parsed {
+        Ok(parsed) if parsed.properties().look_set().contains_word() => {
+            let message = format!(
+                "{param}: the pattern {pattern:?} has a word boundary, which can't be enforced; leave out \\b and \\B"
+            );
+            return Err(ApiError::invalid_schema(param, message));
+        }
+        Ok(_) => return Ok(()),
+        Err(regex_syntax::Error::Parse(error)) => error.kind().to_string(),
+        Err(regex_syntax::Error::Translate(error)) => error.kind().to_string(),
+        Err(_) => "it can't be read".to_owned(),
+    };
+    let message = format!("{param}: the pattern {pattern:?} is no valid regular expression: {reason}");
+    Err(ApiError::invalid_schema(param, message))
 }
 
 /// The schema without keywords that aren't JSON Schema, which the grammar compiler might read in its own way.
@@ -169,13 +185,27 @@ impl<'s> Walker<'s> {
         match schema {
             Value::Bool(_) => Ok(()),
             Value::Object(map) => {
-                map.iter().try_for_each(|(key, value)| self.keyword(key, value, map, pointer))
+                map.iter().try_for_each(|(key, value)| self.keyword(key, value, map, pointer))?;
+                self.ranges(map, pointer)
             }
             other => {
                 let found = type_name(other);
                 Err(self.wrong(pointer, &format!("a schema must be an object or a boolean, but is {found}")))
             }
         }
+    }
+
+    /// A range that nothing fits is a mistake, and would make a grammar that allows no text.
+    fn ranges(&self, map: &Map<String, Value>, pointer: &str) -> Result<(), ApiError> {
+        for (low, high, open) in RANGES {
+            let number = |key: &str| map.get(key).and_then(Value::as_f64);
+            let (Some(least), Some(most)) = (number(low), number(high)) else { continue };
+            if least > most || (open && least >= most) {
+                let what = format!("{low} ({least}) and {high} ({most}) leave no value; change one of them");
+                return Err(self.wrong(&format!("{pointer}/{low}"), &what));
+            }
+        }
+        Ok(())
     }
 
     fn keyword(

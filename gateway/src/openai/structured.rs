@@ -14,6 +14,19 @@ const MAX_GRAMMAR_BYTES: usize = 64 * 1024;
 /// Most choices.
 const MAX_CHOICES: usize = 1024;
 
+/// Everything that `structured_outputs` may hold.
+const MEMBERS: [&str; 9] = [
+    "json",
+    "regex",
+    "choice",
+    "grammar",
+    "json_object",
+    "structural_tag",
+    "whitespace_pattern",
+    "disable_any_whitespace",
+    "disable_additional_properties",
+];
+
 /// A language the output is held to.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Structure {
@@ -51,8 +64,15 @@ pub(super) fn schema_text(schema: &Value) -> String {
     Value::Object(map).to_string()
 }
 
+/// A structure and the field that asks for it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Asked {
+    pub(super) field: String,
+    pub(super) structure: Structure,
+}
+
 /// Reads all fields that ask for structure; more than one is a 400.
-pub(super) fn read(fields: &Fields<'_>) -> Result<Option<Structure>, ApiError> {
+pub(super) fn read(fields: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
     let mut found: Vec<(String, Structure)> = Vec::new();
     if let Some(structure) = response_format(fields)? {
         found.push(("response_format".to_owned(), structure));
@@ -75,11 +95,17 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Option<Structure>, ApiError> {
         let message = format!("only one way of structured output can be used, but got {}", names.join(", "));
         return Err(ApiError::invalid(names[1], message));
     }
-    Ok(found.pop().map(|(_, structure)| structure))
+    Ok(found.pop().map(|(field, structure)| Asked { field, structure }))
 }
 
 fn structured_outputs(value: &Value) -> Result<Vec<(String, Structure)>, ApiError> {
     let fields = Fields::of(value, "structured_outputs")?;
+    if let Some(name) = fields.names().find(|name| !MEMBERS.contains(name)) {
+        let shown: String = name.chars().take(60).collect();
+        let known = MEMBERS.join(", ");
+        let message = format!("structured_outputs has no member {shown:?}; it may have one of {known}");
+        return Err(ApiError::invalid(fields.path_of(&shown), message));
+    }
     let mut found = Vec::new();
     for kind in ["json", "regex", "choice", "grammar"] {
         if let Some(value) = fields.get(kind) {
@@ -98,6 +124,11 @@ fn structured_outputs(value: &Value) -> Result<Vec<(String, Structure)>, ApiErro
         if fields.get(name).is_some_and(|value| *value != Value::Bool(false)) {
             return Err(ApiError::unsupported(fields.path_of(name), "white space and schemas are fixed"));
         }
+    }
+    if found.is_empty() {
+        let message = "structured_outputs asks for nothing; give one of json, regex, choice, grammar or \
+                       json_object, or leave it out";
+        return Err(ApiError::invalid("structured_outputs", message));
     }
     Ok(found)
 }

@@ -19,6 +19,7 @@ mod raw_http;
 mod reading;
 mod real;
 mod scripted;
+mod settling;
 mod sse;
 
 mod continuation;

@@ -20,6 +20,7 @@ use pons_protocol::sampling::MAX_TOP_LOGPROBS;
 use serde_json::Value;
 
 use super::fields::Fields;
+use super::origin::Origin;
 use super::prepared::{Prepared, Reply, SequenceSpec};
 use super::sampling::Common;
 use super::served::{RequestContext, ServedModel};
@@ -48,7 +49,9 @@ pub fn prepare_chat(
     let top_logprobs = read_logprobs(&fields)?;
     let tools = tools::read(&fields)?;
     let structure = structured::read(&fields)?;
-    let grammar = tool_grammar::grammar(tools.as_ref(), structure.as_ref())?;
+    let origin = Origin::of_prompt("messages");
+    let (grammar, origin) = tool_grammar::grammar(tools.as_ref(), structure.as_ref(), origin)?;
+    let origin = Arc::new(origin);
     let asked = read_max_tokens(&fields)?;
     let prompt = prompt::read(&fields, model, tools.as_ref())?;
     let mut ids = prompt.ids;
@@ -72,7 +75,8 @@ pub fn prepare_chat(
             sampling.logprobs = top_logprobs;
             let mut stop = common.stop.clone();
             stop.max_tokens = max_tokens;
-            SequenceSpec { prompt: prompt_ids.clone(), sampling, stop, grammar: grammar.clone() }
+            let (prompt, grammar, origin) = (prompt_ids.clone(), grammar.clone(), origin.clone());
+            SequenceSpec { prompt, sampling, stop, grammar, origin }
         })
         .collect();
     let shape = Shape {

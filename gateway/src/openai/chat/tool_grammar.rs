@@ -6,10 +6,11 @@
 use pons_protocol::sampling::Grammar;
 use serde_json::json;
 
-use super::tools::{Choice, ToolSet};
+use super::tools::{Choice, Tool, ToolSet};
 use crate::error::ApiError;
+use crate::openai::origin::Origin;
 use crate::openai::schema;
-use crate::openai::structured::{Structure, schema_text};
+use crate::openai::structured::{Asked, Structure, schema_text};
 
 /// Most calls that a forced answer may hold.
 const MAX_FORCED_CALLS: usize = 16;
@@ -19,31 +20,47 @@ const MAX_FORCED_CALLS: usize = 16;
 /// A structure and tools under `auto` make a choice: calls, or an answer of that structure.
 pub(super) fn grammar(
     tools: Option<&ToolSet>,
-    structure: Option<&Structure>,
-) -> Result<Option<Grammar>, ApiError> {
-    match (tools, structure) {
-        (None, None) => Ok(None),
-        (None, Some(structure)) => Ok(Some(structure.grammar())),
-        (Some(set), structure) if set.is_forced() => {
-            if structure.is_some() {
+    asked: Option<&Asked>,
+    origin: Origin,
+) -> Result<(Option<Grammar>, Origin), ApiError> {
+    match (tools, asked) {
+        (None, None) => Ok((None, origin)),
+        (None, Some(asked)) => Ok((Some(asked.structure.grammar()), origin.with_grammar(&asked.field))),
+        (Some(set), asked) if set.is_forced() => {
+            if let Some(Asked { field, .. }) = asked {
                 let message =
-                    "response_format can't be used while tool_choice forces a call; drop one of them";
-                return Err(ApiError::invalid("response_format", message));
+                    format!("{field} can't be used while tool_choice forces a call; drop one of them");
+                return Err(ApiError::invalid(field, message));
             }
-            Ok(Some(Grammar::Lark(format!("start: calls\n{}", call_rules(set)?))))
+            let grammar = Grammar::Lark(format!("start: calls\n{}", call_rules(set)?));
+            Ok((Some(grammar), origin.with_grammar(field_of_tools(set)).with_parts(tool_parts(set))))
         }
-        (Some(set), Some(Structure::Schema(schema))) => {
+        (Some(set), Some(Asked { field, structure: Structure::Schema(schema) })) => {
             let rules = call_rules(set)?;
             let answer = schema_text(schema);
-            Ok(Some(Grammar::Lark(format!("start: calls | answer\nanswer: %json {answer}\n{rules}"))))
+            let grammar = Grammar::Lark(format!("start: calls | answer\nanswer: %json {answer}\n{rules}"));
+            let mut parts = tool_parts(set);
+            parts.push(("answer:".to_owned(), field.clone()));
+            Ok((Some(grammar), origin.with_grammar(field_of_tools(set)).with_parts(parts)))
         }
-        (Some(_), Some(_)) => {
-            let message =
-                "a regex, choice or grammar can't be used together with tools; send tool_choice none";
-            Err(ApiError::invalid("structured_outputs", message))
+        (Some(_), Some(Asked { field, .. })) => {
+            let message = format!(
+                "{field}: a regex, choice or grammar can't be used together with tools; send tool_choice none"
+            );
+            Err(ApiError::invalid(field, message))
         }
-        (Some(_), None) => Ok(None),
+        (Some(_), None) => Ok((None, origin)),
     }
+}
+
+fn field_of_tools(set: &ToolSet) -> &'static str {
+    if set.legacy { "functions" } else { "tools" }
+}
+
+/// Which rule holds which tool's schema.
+fn tool_parts(set: &ToolSet) -> Vec<(String, String)> {
+    let part = |(index, tool): (usize, &Tool)| (format!("arguments_{index}:"), tool.parameters_path.clone());
+    set.tools.iter().enumerate().map(part).collect()
 }
 
 /// The rules from `calls` downwards.
@@ -64,8 +81,7 @@ fn call_rules(set: &ToolSet) -> Result<String, ApiError> {
         alternatives.push(format!("call_{index}"));
         let arguments = match &tool.parameters {
             Some(parameters) => {
-                let param = format!("tools[{index}].function.parameters");
-                schema::check(parameters, &param, false)?;
+                schema::check(parameters, &tool.parameters_path, false)?;
                 let mut schema = schema::without_unknown(parameters.clone());
                 // Arguments are an object whatever the schema leaves open.
                 if let Some(map) = schema.as_object_mut() {

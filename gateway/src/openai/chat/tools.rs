@@ -34,6 +34,8 @@ pub(super) struct Tool {
     pub(super) name: String,
     /// Schema of its arguments; `None` means that it takes none.
     pub(super) parameters: Option<Value>,
+    /// Where that schema stands in the request, whichever tools were left out since.
+    pub(super) parameters_path: String,
     /// The definition as the template shows it.
     shown: Value,
 }
@@ -184,6 +186,10 @@ fn read_function(function: &Value, path: &str) -> Result<Tool, ApiError> {
         if !parameters.is_object() {
             return Err(ApiError::invalid_type(path, "a JSON Schema object", type_name(parameters)));
         }
+        if parameters.get("type").is_some_and(|kind| *kind != "object") {
+            let message = format!("{path}.type must be \"object\", since arguments have names, or be left out");
+            return Err(ApiError::invalid_schema(format!("{path}.type"), message));
+        }
         // Depth is checked for every tool, since the template walks it; the schema itself when it is enforced.
         schema::check_depth(parameters, &path)?;
         if strict {
@@ -202,6 +208,7 @@ fn read_function(function: &Value, path: &str) -> Result<Tool, ApiError> {
     Ok(Tool {
         name: name.to_owned(),
         parameters: parameters.cloned(),
+        parameters_path: fields.path_of("parameters"),
         shown: json!({"type": "function", "function": shown}),
     })
 }

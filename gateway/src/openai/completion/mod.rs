@@ -14,6 +14,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::fields::Fields;
+use super::origin::Origin;
 use super::prepared::{Prepared, Reply, SequenceSpec};
 use super::sampling::{Common, MAX_CHOICES};
 use super::served::{RequestContext, ServedModel};
@@ -59,13 +60,19 @@ pub fn prepare_completion(
             format!("prompt: this request asks for {asked} sequences, but at most {most} are allowed");
         return Err(ApiError::invalid("prompt", message));
     }
-    let grammar = structure.map(|structure| structure.grammar());
+    let mut origin = Origin::of_prompt("prompt");
+    if let Some(asked) = &structure {
+        origin = origin.with_grammar(&asked.field);
+    }
+    let origin = Arc::new(origin);
+    let grammar = structure.map(|asked| asked.structure.grammar());
     let ranked = best_of > common.n as usize;
     let mut sequences = Vec::with_capacity(prompts.len() * best_of);
-    for prompt in &prompts {
+    for (number, prompt) in prompts.iter().enumerate() {
         for candidate in 0..best_of {
             let mut sampling = common.sampling.clone();
             sampling.choice = candidate as u32;
+            sampling.seed = common.seed_of_prompt(number);
             // Candidates are compared by their mean log probability.
             sampling.logprobs = logprobs.or(ranked.then_some(0));
             sampling.prompt_logprobs = logprobs.filter(|_| echo);
@@ -76,6 +83,7 @@ pub fn prepare_completion(
                 sampling,
                 stop,
                 grammar: grammar.clone(),
+                origin: origin.clone(),
             });
         }
     }

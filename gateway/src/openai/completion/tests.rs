@@ -313,3 +313,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn equal_prompts_draw_different_texts_unless_the_client_chose_the_seed() {
+    let seeds = |seed: Value| -> Vec<(u64, u32)> {
+        let body = json!({"prompt": ["x", "x", "x"], "n": 2, "seed": seed});
+        let sequences = Rig::plain().completion(&body).unwrap().sequences;
+        sequences.iter().map(|spec| (spec.sampling.seed, spec.sampling.choice)).collect()
+    };
+    let drawn = seeds(Value::Null);
+    assert!((1..drawn.len()).all(|at| !drawn[..at].contains(&drawn[at])), "{drawn:?}");
+    assert_eq!(seeds(json!(7)), [(7, 0), (7, 1)].repeat(3));
+}

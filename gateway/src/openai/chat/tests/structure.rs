@@ -87,7 +87,7 @@ fn each_vendor_form_becomes_one_grammar() {
     assert_eq!(schema_of(of(json!({"structured_outputs": {"json": {"type": "null"}}})))["type"], "null");
     assert_eq!(schema_of(of(json!({"structured_outputs": {"json_object": true}})))["type"], "object");
     assert_eq!(of(json!({"response_format": {"type": "text"}})), None);
-    assert_eq!(of(json!({"structured_outputs": {}})), None);
+    assert_eq!(of(json!({"structured_outputs": null})), None);
 }
 
 #[test]
@@ -98,6 +98,10 @@ fn what_can_not_be_enforced_is_refused() {
             json!({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}),
             "structured_outputs.regex",
         ),
+        (json!({"structured_outputs": {}}), "structured_outputs"),
+        (json!({"structured_outputs": {"json": null, "json_object": false}}), "structured_outputs"),
+        (json!({"structured_outputs": {"bogus": 1}}), "structured_outputs.bogus"),
+        (json!({"structured_outputs": {"regex": "a", "bogus": null}}), "structured_outputs.bogus"),
         (json!({"guided_regex": "("}), "guided_regex"),
         (json!({"guided_choice": []}), "guided_choice"),
         (json!({"guided_choice": ["a", 1]}), "guided_choice[1]"),

@@ -1,5 +1,6 @@
 //! Tool calls in chat requests and replies.
 
+use pons_protocol::inference::RejectReason;
 use pons_protocol::sampling::Grammar;
 use serde_json::{Value, json};
 
@@ -188,6 +189,11 @@ fn a_choice_that_can_not_be_kept_is_refused() {
         (json!({"tools": [weather()], "tool_choice": "maybe"}), "tool_choice"),
         (json!({"tools": [weather(), weather()]}), "tools[1]"),
         (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}),
+            "tools[0].function.parameters.type",
+        ),
+        (json!({"functions": [{"name": "f", "parameters": {"type": null}}]}), "functions[0].parameters.type"),
         (json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}), "tools[0].function.name"),
         (json!({"tools": [{"type": "custom", "custom": {}}]}), "tools[0].type"),
         (json!({"tools": [weather()], "functions": [{"name": "f"}]}), "functions"),
@@ -290,4 +296,33 @@ fn a_template_without_tools_still_shows_them_with_their_calls_and_results() {
         assert!(text.contains(part), "{part} is missing in {text}");
     }
     assert_eq!(text.matches("<|im_start|>system").count(), 1);
+}
+
+/// What a brain says of a grammar reaches the client under the field that it sent, without our grammar.
+#[test]
+fn c_tool_choice_02_a_refused_grammar_names_its_tool() {
+    let bad = |name: &str| {
+        let schema = json!({"allOf": [{"type": "string"}, {"type": "integer"}]});
+        let schema = json!({"type": "object", "properties": {"x": schema}, "required": ["x"]});
+        json!({"type": "function", "function": {"name": name, "parameters": schema}})
+    };
+    let allowed = json!([{"type": "function", "function": {"name": "bad"}}]);
+    let allowed = json!({"type": "allowed_tools", "mode": "required", "tools": allowed});
+    let format = json!({"type": "json_object"});
+    for (more, prefix) in [
+        (json!({"tools": [weather(), bad("bad")], "tool_choice": "required"}), "tools[1].function.parameters"),
+        (json!({"tools": [weather(), bad("bad")], "tool_choice": allowed}), "tools[1].function.parameters"),
+        (json!({"tools": [bad("bad")], "response_format": format}), "tools[0].function.parameters"),
+    ] {
+        let prepared = Rig::new(&[], TOOL_TEMPLATE, false).chat(&body(more)).unwrap();
+        let spec = &prepared.sequences[0];
+        let Some(Grammar::Lark(text)) = &spec.grammar else { panic!("no grammar: {spec:?}") };
+        let line = 1 + text.lines().position(|line| line.contains("allOf")).unwrap();
+        let rule = text.lines().nth(line - 1).unwrap();
+        let words = format!("grammar is refused: at {line}(14): failed to compile JSON schema: it is empty\n{rule}");
+        let error = spec.origin.refusal(RejectReason::BadGrammar, &words, spec.grammar.as_ref());
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(prefix)));
+        assert!(error.message.contains("it is empty"), "{}", error.message);
+        assert!(!error.message.contains("arguments_") && !error.message.contains("%json"), "{}", error.message);
+    }
 }
