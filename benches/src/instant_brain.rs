@@ -182,6 +182,7 @@ impl Link {
         Some(SequenceOutput {
             sequence: submit.sequence,
             position,
+            cached_tokens: 0,
             tokens: vec![token],
             logprobs: Vec::new(),
             prompt_logprobs: Vec::new(),

@@ -221,9 +221,11 @@ fn supervise(pool: &BrainPool, commands: Vec<(String, Vec<String>)>) -> Result<S
     let program = brain_program()?;
     let specs = commands.into_iter().map(|(model, args)| {
         let (pool, name) = (pool.clone(), model.clone());
+        // A stopped process keeps its socket but says nothing, so its link ends and it stays silent.
         let hangs = move || {
             pool.status().iter().any(|brain| {
-                brain.model == name && brain.connected && brain.capacity.step_age_ms > HUNG_AFTER_MS
+                let silent = !brain.connected && brain.last_heard_age_ms > HUNG_AFTER_MS;
+                brain.model == name && (silent || brain.capacity.step_age_ms > HUNG_AFTER_MS)
             })
         };
         BrainSpec { model, program: program.clone(), args, hangs: Box::new(hangs) }

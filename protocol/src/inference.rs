@@ -150,6 +150,8 @@ pub struct SequenceOutput {
     pub position: u32,
     /// New tokens, the end token included when it was sampled.
     pub tokens: Vec<TokenId>,
+    /// As in [`Finish::cached_tokens`], already known now: who leaves early is to be charged by it too.
+    pub cached_tokens: u32,
     /// One entry for each of `tokens` if log probabilities were asked for, else empty.
     pub logprobs: Vec<TokenLogprobs>,
     /// With the first output only, if asked for: one entry for each prompt token; the first is empty.

@@ -86,3 +86,12 @@ pub enum Grammar {
     /// A context-free grammar in Lark syntax, as `llguidance` defines it.
     Lark(String),
 }
+
+impl Grammar {
+    /// Bytes of its text.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+        }
+    }
+}

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pons_protocol::id::{SequenceId, TokenId};
 use pons_protocol::inference::{RejectReason, Rejection, SequenceOutput, Submit};
+use pons_protocol::sampling::Grammar;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -22,8 +23,13 @@ use crate::openai::{SequenceSpec, ServedModel};
 const EVENTS_PER_CHOICE: usize = 2048;
 /// Most events that may wait for one generation.
 const EVENTS_MOST: usize = 16 << 10;
-/// A generation that loses its brain this often may be what kills it.
+/// A generation that loses its brain this often in a row, without a token in between, may be what kills it.
 const LOSSES_MOST: u32 = 4;
+/// Pause, times the losses so far, before a generation that has no token yet is submitted again. Those that have
+/// begun go first and get on, so that one that kills brains is given up alone.
+const SUSPECT_PAUSE: Duration = Duration::from_millis(250);
+/// Most bytes that one generation may send to a brain, its choices together.
+const SUBMISSION_BYTES: usize = 32 << 20;
 /// Pause before a continued sequence that met a full queue is submitted again.
 const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(50);
 
@@ -50,8 +56,10 @@ pub struct Generation {
 
 enum Pending {
     Nothing,
-    /// All unfinished choices are to be submitted again.
-    Resubmit,
+    /// All unfinished choices are to be submitted at this time.
+    Submit {
+        at: Instant,
+    },
     /// One refused choice is to be tried again at this time.
     Retry {
         choice: usize,
@@ -63,8 +71,9 @@ struct Choice {
     sequence: SequenceId,
     generated: Vec<TokenId>,
     accepted: bool,
-    /// Its prompt log probabilities were delivered; a continuation must not send them again.
-    prompt_reported: bool,
+    /// Prompt tokens that the first run found in the cache, once it has reported. A continuation then sends no
+    /// prompt log probabilities again, and what it finds in the cache is not what the client is charged by.
+    cached_tokens: Option<u32>,
     done: bool,
 }
 
@@ -76,7 +85,7 @@ impl Generation {
             sequence: pool.new_sequence(),
             generated: Vec::new(),
             accepted: false,
-            prompt_reported: false,
+            cached_tokens: None,
             done: false,
         };
         Generation {
@@ -99,7 +108,11 @@ impl Generation {
 
     /// Submits everything and waits until all of it is accepted.
     pub(super) async fn begin(&mut self) -> Result<(), BrainError> {
-        self.pending = Pending::Resubmit;
+        let bytes: usize = self.request.sequences.iter().map(submission_bytes).sum();
+        if bytes > SUBMISSION_BYTES {
+            return Err(BrainError::TooLarge { bytes, limit: SUBMISSION_BYTES });
+        }
+        self.pending = Pending::Submit { at: self.started };
         self.settle_pending().await?;
         while self.choices.iter().any(|c| !c.accepted) {
             match self.receive().await? {
@@ -228,13 +241,14 @@ impl Generation {
                 choice.generated.len()
             )));
         }
-        if choice.prompt_reported {
+        if choice.cached_tokens.is_some() {
             output.prompt_logprobs.clear();
         }
-        choice.prompt_reported = true;
+        output.cached_tokens = *choice.cached_tokens.get_or_insert(output.cached_tokens);
         choice.generated.extend_from_slice(&output.tokens);
         choice.done = output.finish.is_some();
         self.last_output = Some(Instant::now());
+        self.losses = 0;
         Ok(Some((index, output)))
     }
 
@@ -253,7 +267,9 @@ impl Generation {
             choice.sequence = self.pool.new_sequence();
             choice.accepted = false;
         }
-        self.pending = Pending::Resubmit;
+        let suspect = self.choices.iter().all(|c| c.generated.is_empty());
+        let pause = if suspect { SUSPECT_PAUSE * self.losses } else { Duration::ZERO };
+        self.pending = Pending::Submit { at: Instant::now() + pause };
         Ok(())
     }
 
@@ -278,7 +294,10 @@ impl Generation {
     async fn settle_pending(&mut self) -> Result<(), BrainError> {
         let choices = match self.pending {
             Pending::Nothing => return Ok(()),
-            Pending::Resubmit => (0..self.choices.len()).filter(|&i| !self.choices[i].done).collect(),
+            Pending::Submit { at } => {
+                tokio::time::sleep_until(at).await;
+                (0..self.choices.len()).filter(|&i| !self.choices[i].done).collect()
+            }
             Pending::Retry { choice, at } => {
                 tokio::time::sleep_until(at).await;
                 vec![choice]
@@ -303,7 +322,7 @@ impl Generation {
     fn submission(&self, index: usize) -> Submit {
         let (choice, spec): (&Choice, &SequenceSpec) = (&self.choices[index], &self.request.sequences[index]);
         let mut sampling = spec.sampling.clone();
-        if choice.prompt_reported {
+        if choice.cached_tokens.is_some() {
             sampling.prompt_logprobs = None;
         }
         Submit {
@@ -325,6 +344,13 @@ impl Generation {
         let Some(link) = &self.link else { return };
         link.abort(self.choices.iter().filter(|c| !c.done).map(|c| c.sequence).collect());
     }
+}
+
+/// About what a sequence takes in a frame.
+fn submission_bytes(spec: &SequenceSpec) -> usize {
+    let grammar = spec.grammar.as_ref().map_or(0, Grammar::text_bytes);
+    let ids = spec.prompt.len() + spec.sampling.allowed_token_ids.len() + spec.stop.stop_token_ids.len();
+    512 + grammar + 4 * ids + 8 * spec.sampling.logit_bias.len()
 }
 
 impl Drop for Generation {

@@ -14,6 +14,7 @@ use pons_protocol::id::SequenceId;
 use pons_protocol::inference::{
     BrainHello, ClientHello, FromBrain, Rejection, SequenceOutput, Submit, ToBrain,
 };
+use pons_protocol::sampling::Grammar;
 use pons_protocol::wire::{Encoder, FrameReader, decode_from_brain};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
@@ -24,6 +25,8 @@ use super::address::{BrainAddress, Connection};
 const COMMAND_QUEUE: usize = 4096;
 /// Commands folded into one frame.
 const COMMANDS_PER_FRAME: usize = 256;
+/// Bulk after which a further frame is begun, far below what a frame may have.
+const FRAME_BYTES: usize = 8 << 20;
 /// Bytes read at once.
 const READ_BYTES: usize = 256 << 10;
 /// A brain beats at least every second; after this long without a byte the link counts as dead.
@@ -305,7 +308,7 @@ impl LinkTask {
             }
         }
         let mut bytes = Vec::new();
-        if !submits.is_empty() {
+        for submits in frames(submits) {
             bytes.extend_from_slice(self.encoder.to_brain(&ToBrain::Submit(submits)));
         }
         if !aborts.is_empty() {
@@ -356,4 +359,23 @@ impl LinkTask {
             events.send(LinkEvent::Lost(id));
         }
     }
+}
+
+/// Submissions in groups that each fit a frame with room to spare: one request's bulk must not cost the link.
+fn frames(submits: Vec<Submit>) -> Vec<Vec<Submit>> {
+    let mut frames: Vec<Vec<Submit>> = Vec::new();
+    let mut room = 0;
+    for submit in submits {
+        let grammar = submit.grammar.as_ref().map_or(0, Grammar::text_bytes);
+        let bytes = grammar + 4 * (submit.prompt.len() + submit.generated.len());
+        match frames.last_mut() {
+            Some(frame) if bytes <= room => frame.push(submit),
+            _ => {
+                room = FRAME_BYTES;
+                frames.push(vec![submit]);
+            }
+        }
+        room = room.saturating_sub(bytes);
+    }
+    frames
 }

@@ -103,6 +103,17 @@ pub enum BrainError {
         /// How often.
         losses: u32,
     },
+    /// More than a brain is sent at once.
+    #[error(
+        "the choices of this request take {bytes} bytes to hand to the model, more than {limit}; ask for fewer \
+         choices (n) or use a smaller schema, grammar or prompt"
+    )]
+    TooLarge {
+        /// All choices together.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// The brain broke the protocol or another model answers at its address.
     #[error("the model's worker answered out of order: {0}")]
     Inconsistent(String),
@@ -119,6 +130,7 @@ impl From<BrainError> for ApiError {
         let message = error.to_string();
         match error {
             BrainError::Refused(error) => error,
+            BrainError::TooLarge { .. } => ApiError::invalid("n", message),
             BrainError::Unavailable { .. } => ApiError::overloaded(message, 1),
             BrainError::Timeout { .. } | BrainError::SlowReader { .. } => ApiError::timeout(message),
             BrainError::LostTooOften { .. } | BrainError::Inconsistent(_) => ApiError::brain_failed(message),

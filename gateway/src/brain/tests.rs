@@ -14,7 +14,7 @@ use pons_protocol::inference::{
     BrainHello, Finish, FinishReason, FromBrain, RejectReason, Rejection, SequenceOutput, StepOutput, Submit,
     ToBrain,
 };
-use pons_protocol::sampling::{SamplingParams, StopParams};
+use pons_protocol::sampling::{Grammar, SamplingParams, StopParams};
 use pons_protocol::wire::{Encoder, FrameReader, decode_to_brain, encode_from_brain};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -68,6 +68,7 @@ impl Played {
         let output = SequenceOutput {
             sequence,
             position,
+            cached_tokens: 0,
             tokens: tokens.to_vec(),
             logprobs: Vec::new(),
             prompt_logprobs: Vec::new(),
@@ -347,5 +348,53 @@ fn an_address_is_parsed_or_refused_with_what_would_be_right() {
     assert_eq!("tcp:host:7070".parse(), Ok(BrainAddress::Tcp("host:7070".into())));
     for bad in ["", "unix:", "tcp:host", "tcp::1", "tcp:host:0", "http://x", "tcp:host:99999"] {
         assert!(bad.parse::<BrainAddress>().unwrap_err().contains("address"), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn bulky_requests_are_split_over_frames_and_refused_past_a_bound() {
+    let (fixture, mut played) = Fixture::start().await;
+    let bulky = |choices: usize| {
+        let mut request = Fixture::request(choices);
+        for sequence in &mut request.sequences {
+            sequence.grammar = Some(Grammar::Regex("a".repeat(3 << 20)));
+        }
+        request
+    };
+    let play = async {
+        let mut frames = Vec::new();
+        while frames.iter().sum::<usize>() < 9 {
+            let submits = played.submits().await;
+            played.accept_all(&submits).await;
+            frames.push(submits.len());
+        }
+        frames
+    };
+    let (generation, frames) = tokio::join!(fixture.pool.generate(&fixture.model, bulky(9)), play);
+    assert_eq!(frames, [2, 2, 2, 2, 1]);
+    drop(generation.unwrap());
+    let error = fixture.pool.generate(&fixture.model, bulky(11)).await.err().unwrap();
+    assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("n")));
+    assert!(fixture.pool.status()[0].connected, "the link serves everybody and is unharmed");
+}
+
+#[tokio::test]
+async fn a_stream_that_gets_on_between_losses_is_never_given_up() {
+    let (fixture, mut played) = Fixture::start().await;
+    let (mut generation, mut submits) = fixture.accepted(&mut played, 1).await;
+    for position in 0..8 {
+        played.output(submits[0].sequence, position, &[position], false).await;
+        assert_eq!(tokens(&mut generation).await, (0, vec![position]));
+        drop(played);
+        let play = async {
+            let mut played = Played::accept(&fixture.listener).await;
+            let again = played.submits().await;
+            played.accept_all(&again).await;
+            played.output(again[0].sequence, position + 1, &[], false).await;
+            (played, again)
+        };
+        let (next, (again, resubmitted)) = tokio::join!(tokens(&mut generation), play);
+        assert_eq!(next, (0, vec![]));
+        (played, submits) = (again, resubmitted);
     }
 }

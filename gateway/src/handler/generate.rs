@@ -34,7 +34,8 @@ pub(super) async fn handle(call: Call<'_>, incoming: &mut Option<Incoming>) -> R
     let request = GenerateRequest {
         tenant: TenantId(caller.tenant_id),
         cache_salt: caller.cache_salt_with(serving.cache_salt.as_deref()),
-        priority: serving.priority,
+        // A client may step back behind others, never in front of them: that right is a tenant's, not a request's.
+        priority: serving.priority.max(0),
         sequences,
         timeouts: timeouts(&app),
     };

@@ -172,6 +172,7 @@ impl Script {
             outputs.push(SequenceOutput {
                 sequence: SequenceId(0),
                 position: at as u32,
+                cached_tokens: finish.cached_tokens,
                 tokens: tokens[at..end].to_vec(),
                 logprobs: top.map_or(Vec::new(), |top| {
                     (at..end).map(|position| logprobs(tokens[position], position, top)).collect()

@@ -21,6 +21,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use writer::Writer;
 
+/// Most memory for the database's pages: enough for the keys and the ledger's newest end, and a bound that a
+/// growing file can't push.
+const CACHE_BYTES: usize = 16 << 20;
+
 /// Version of the tables' layout. A file with a higher one is refused.
 pub const SCHEMA_VERSION: u32 = 1;
 
@@ -51,7 +55,10 @@ impl Store {
     pub fn open(dir: &Path, ledger_slots: usize) -> Result<Self, StoreError> {
         create_private_dir(dir)?;
         let path = dir.join(FILE_NAME);
-        let database = Database::create(&path).map_err(|error| open_error(dir, &path, error))?;
+        let database = Database::builder()
+            .set_cache_size(CACHE_BYTES)
+            .create(&path)
+            .map_err(|error| open_error(dir, &path, error))?;
         restrict_file(&path)?;
         let secret = prepare(&database, dir)?;
         let database = Arc::new(database);

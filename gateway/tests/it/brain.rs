@@ -163,6 +163,7 @@ impl Player {
             let output = SequenceOutput {
                 sequence: submit.sequence,
                 position: position as u32,
+                cached_tokens: 0,
                 tokens: vec![*token],
                 logprobs: Vec::new(),
                 prompt_logprobs: Vec::new(),

@@ -24,6 +24,7 @@ mod sse;
 
 mod continuation;
 mod disconnect;
+mod durability;
 mod error_shape;
 mod growth;
 mod http_surface;

@@ -6,8 +6,8 @@ import statistics
 # A few descriptors more or less are connections in the kernel's hands.
 FILES_SLACK = 5
 GROWTH = 1.10
-# Fewer samples than this are still warming up and say nothing about growth.
-JUDGED_SAMPLES = 30
+# With fewer samples the first quarter is still warming up, and growth says nothing.
+SERVER_SAMPLES, BRAIN_SAMPLES = 80, 30
 
 
 def quiet(summary):
@@ -44,7 +44,7 @@ def check_blocks(notes, samples, total):
             notes.fail(f"at {sample['at_s']} s: free + cached + held is not {total}: {sample['blocks']}")
 
 
-def growth(samples, name):
+def growth(samples, name, least):
     """Memory after the first quarter and at the end, in KiB, and whether that is enough to judge."""
     values = [sample[name] for sample in samples if sample[name] is not None]
     count = len(values)
@@ -52,13 +52,13 @@ def growth(samples, name):
         return None
     early = statistics.median(values[count // 4 : max(count * 2 // 5, count // 4 + 1)])
     late = statistics.median(values[-max(count * 3 // 20, 1) :])
-    return {"early_kib": early, "late_kib": late, "samples": count, "judged": count >= JUDGED_SAMPLES}
+    return {"early_kib": early, "late_kib": late, "samples": count, "judged": count >= least}
 
 
 def check_memory(notes, samples):
-    found = {"server": growth(samples, "server_kib")}
+    found = {"server": growth(samples, "server_kib", SERVER_SAMPLES)}
     for number, life in enumerate(lives(samples)):
-        found[f"brain {number + 1}"] = growth(life, "brain_kib")
+        found[f"brain {number + 1}"] = growth(life, "brain_kib", BRAIN_SAMPLES)
     for name, value in found.items():
         if value and value["judged"] and value["late_kib"] > value["early_kib"] * GROWTH:
             notes.fail(f"memory of {name} grew from {value['early_kib']} to {value['late_kib']} KiB")

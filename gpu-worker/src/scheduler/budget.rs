@@ -2,10 +2,14 @@
 //!
 //! The rule: the budget shapes time only. Whatever it is, the tokens that come out are the same.
 
-/// Least prefill tokens of a step, unless the executor's limit is lower: below it a prompt never ends.
-pub const MIN_BUDGET_TOKENS: u32 = 256;
+/// Least prefill tokens of a step, unless the executor's limit is lower: below it a prompt never ends. A product of
+/// so many rows runs at the processor's full rate already, and a slow model's decodes wait for no more than these.
+pub const MIN_BUDGET_TOKENS: u32 = 64;
 /// Most prefill tokens of a step.
 pub const MAX_BUDGET_TOKENS: u32 = 8192;
+/// How many times the target a step may take while nobody waits for a next token: those who arrive meanwhile, or
+/// come back after a restart, still wait for a step to end.
+const NO_DECODES: u64 = 4;
 /// Weight of the past in the running means, out of 8.
 const MEMORY: f64 = 7.0 / 8.0;
 
@@ -61,17 +65,20 @@ impl StepMeter {
         let decode_us = if sample.decode_rows > 0 { self.decode_us.unwrap_or(0.0) } else { 0.0 };
         let prefill_us = step_us - decode_us;
         // Short chunks measure the fixed cost of a step, not the rate.
-        if prefill_us > 0.0 && sample.prefill_tokens >= MIN_BUDGET_TOKENS / 4 {
+        if prefill_us > 0.0 && sample.prefill_tokens >= MIN_BUDGET_TOKENS {
             blend(&mut self.prefill_tokens_per_s, f64::from(sample.prefill_tokens) / prefill_us * 1e6);
         }
     }
 
-    /// Prefill tokens for a step with these decodes. Without decodes, target or measurement it is the limit.
+    /// Prefill tokens for a step with these decodes. Without target or measurement it is the limit.
     pub fn prefill_budget(&self, itl_target_us: u64, decode_rows: u32, limit_tokens: u32) -> u32 {
         match self.prefill_tokens_per_s {
             Some(rate) if itl_target_us > 0 && decode_rows > 0 => {
                 let decode_us = self.decode_us.unwrap_or(0.0) as u64;
                 prefill_budget(itl_target_us, decode_us, rate, limit_tokens)
+            }
+            Some(rate) if itl_target_us > 0 => {
+                prefill_budget(itl_target_us.saturating_mul(NO_DECODES), 0, rate, limit_tokens)
             }
             _ => limit_tokens,
         }
@@ -92,8 +99,8 @@ mod tests {
         assert_eq!(prefill_budget(50_000, 60_000, 20_000.0, 8192), MIN_BUDGET_TOKENS);
         assert_eq!(prefill_budget(1_000_000, 0, 1e9, 100_000), MAX_BUDGET_TOKENS);
         assert_eq!(
-            prefill_budget(50_000, 60_000, 20_000.0, 64),
-            64,
+            prefill_budget(50_000, 60_000, 20_000.0, 32),
+            32,
             "the executor's limit is below the floor"
         );
         assert_eq!(prefill_budget(50_000, 10_000, f64::NAN, 8192), MIN_BUDGET_TOKENS);
@@ -106,7 +113,11 @@ mod tests {
         meter.observe(StepSample { decode_rows: 4, prefill_tokens: 0, step_us: 10_000 });
         meter.observe(StepSample { decode_rows: 4, prefill_tokens: 400, step_us: 30_000 });
         assert_eq!(meter.prefill_budget(50_000, 4, 2048), 800);
-        assert_eq!(meter.prefill_budget(50_000, 0, 2048), 2048, "nobody waits for a token");
+        assert_eq!(
+            meter.prefill_budget(5_000, 0, 2048),
+            400,
+            "nobody waits for a token, but others may come"
+        );
         assert_eq!(meter.prefill_budget(0, 4, 2048), 2048, "no target is set");
     }
 }

@@ -45,6 +45,7 @@ impl Scheduler {
         collect_prompt_logprobs(sequence, std::mem::take(&mut row.prompt_logprobs));
         let position = sequence.output_tokens();
         let mut output = SequenceOutput {
+            cached_tokens: sequence.cached_tokens,
             sequence: sequence.id,
             position,
             tokens: Vec::new(),

@@ -276,6 +276,7 @@ fn place_of(sequence: &Sequence) -> Place {
 /// The last output of a sequence that got no new token.
 fn ended(sequence: &Sequence, reason: FinishReason, now_us: u64) -> SequenceOutput {
     SequenceOutput {
+        cached_tokens: sequence.cached_tokens,
         sequence: sequence.id,
         position: sequence.output_tokens(),
         tokens: Vec::new(),

@@ -140,6 +140,7 @@ fn write_output(builder: &mut Builder, output: &SequenceOutput) -> WIPOffset<fb:
             logprobs,
             prompt_logprobs,
             finish,
+            cached_tokens: output.cached_tokens,
         },
     )
 }
@@ -148,6 +149,7 @@ fn read_output(output: fb::SequenceOutput<'_>) -> Result<SequenceOutput, Protoco
     Ok(SequenceOutput {
         sequence: SequenceId(output.sequence()),
         position: output.position(),
+        cached_tokens: output.cached_tokens(),
         tokens: output.tokens().map(token_ids).unwrap_or_default(),
         logprobs: read_logprobs(output.logprobs())?,
         prompt_logprobs: read_logprobs(output.prompt_logprobs())?,

@@ -100,7 +100,7 @@ impl ChatChoice {
     /// Takes an output; appends what is settled to `deltas`.
     pub(super) fn push(&mut self, output: &SequenceOutput, deltas: &mut Vec<Delta>) -> ChoiceState {
         let finish = output.finish.as_ref();
-        self.cached_tokens = finish.map_or(0, |finish| finish.cached_tokens);
+        self.cached_tokens = output.cached_tokens;
         for (at, token) in output.tokens.iter().enumerate() {
             let last = at + 1 == output.tokens.len();
             let reason = finish.filter(|_| last).map(|finish| finish.reason);

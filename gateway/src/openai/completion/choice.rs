@@ -57,7 +57,7 @@ impl Candidate {
 
     pub(super) fn push(&mut self, output: &SequenceOutput) -> ChoiceState {
         let finish = output.finish.as_ref();
-        self.cached_tokens = finish.map_or(0, |finish| finish.cached_tokens);
+        self.cached_tokens = output.cached_tokens;
         if !output.prompt_logprobs.is_empty() {
             self.prompt.clone_from(&output.prompt_logprobs);
         }

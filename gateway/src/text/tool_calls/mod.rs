@@ -106,16 +106,19 @@ impl ToolCallParser {
         }
     }
 
-    /// Ends the stream: what was held back is given out, an unfinished call stays unfinished.
+    /// Ends the stream: what was held back is given out, an unfinished call stays unfinished. Where a call is forced,
+    /// an end in its opening is a limit that cut it, and the markup so far is no text.
     pub fn finish(&mut self, events: &mut Vec<ToolEvent>) {
+        let forced = self.format == CallFormat::Forced;
         match self.state {
             State::Text => {
-                if !(self.blank && self.calls > 0) {
+                let opening = forced && self.blank && OPEN_TAG.starts_with(self.held.trim_start());
+                if !(opening || self.blank && self.calls > 0) {
                     let held = std::mem::take(&mut self.held);
                     emit_text(events, &held);
                 }
             }
-            State::Call if !self.started => {
+            State::Call if !self.started && !forced => {
                 let raw = std::mem::take(&mut self.raw);
                 emit_text(events, &raw);
             }

@@ -159,3 +159,16 @@ proptest! {
         prop_assert_eq!(run(format, &["reserve"], pieces), whole);
     }
 }
+
+#[test]
+fn c_tool_call_streaming_05_a_forced_call_cut_at_any_byte_shows_no_markup() {
+    let whole = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
+    for cut in 0..whole.len() {
+        let (text, calls) = run(CallFormat::Forced, &["get_weather"], [&whole[..cut]]);
+        assert_eq!(text, "", "cut at {cut}");
+        let (opened, closed) =
+            ("<tool_call>\n{\"name\": \"get_weather\"".len(), whole.find("}}").unwrap() + 2);
+        assert_eq!(calls.len(), usize::from(cut >= opened), "cut at {cut}");
+        assert_eq!(calls.iter().any(|(_, _, complete)| *complete), cut >= closed, "cut at {cut}");
+    }
+}

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use pons_gateway::server::AdminFile;
+use serde_json::Value;
 
 use super::harness::ready;
 use super::model;
@@ -18,7 +19,7 @@ pub(super) struct ServerProcess {
     child: Child,
     pub(super) address: SocketAddr,
     pub(super) brain: ScriptedBrain,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Drop for ServerProcess {
@@ -58,7 +59,25 @@ impl ServerProcess {
             .expect("the executable was built with this test");
         let address = address(&state).await;
         ready(address).await;
-        Self { child, address, brain, _folder: folder }
+        Self { child, address, brain, folder }
+    }
+
+    /// Ends it as a crash would: no signal handler, no flush.
+    pub(super) fn kill_9(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it is our child");
+    }
+
+    /// All ledger records, read from the files that are left.
+    pub(super) fn ledger_after_its_end(&self) -> Vec<Value> {
+        let output = Command::new(env!("CARGO_BIN_EXE_pons"))
+            .args(["ledger", "list", "--json", "--limit", "10000", "--state-dir"])
+            .arg(self.folder.path().join("state"))
+            .output()
+            .expect("the executable was built with this test");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lines = String::from_utf8(output.stdout).expect("it prints UTF-8");
+        lines.lines().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
     }
 
     /// Anonymous memory with what was swapped out, in KiB.

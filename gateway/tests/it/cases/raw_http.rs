@@ -133,7 +133,7 @@ impl Connection {
     }
 
     async fn fill(&mut self) -> bool {
-        let mut buffer = [0; 16 << 10];
+        let mut buffer = vec![0; 16 << 10];
         let read = tokio::time::timeout(PATIENCE, self.socket.read(&mut buffer)).await;
         let n = read.expect("the server sends something in time").unwrap_or(0);
         self.held.extend_from_slice(&buffer[..n]);

@@ -3355,6 +3355,7 @@ impl<'a> SequenceOutput<'a> {
   pub const VT_LOGPROBS: ::flatbuffers::VOffsetT = 10;
   pub const VT_PROMPT_LOGPROBS: ::flatbuffers::VOffsetT = 12;
   pub const VT_FINISH: ::flatbuffers::VOffsetT = 14;
+  pub const VT_CACHED_TOKENS: ::flatbuffers::VOffsetT = 16;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -3367,6 +3368,7 @@ impl<'a> SequenceOutput<'a> {
   ) -> ::flatbuffers::WIPOffset<SequenceOutput<'bldr>> {
     let mut builder = SequenceOutputBuilder::new(_fbb);
     builder.add_sequence(args.sequence);
+    builder.add_cached_tokens(args.cached_tokens);
     if let Some(x) = args.finish { builder.add_finish(x); }
     if let Some(x) = args.prompt_logprobs { builder.add_prompt_logprobs(x); }
     if let Some(x) = args.logprobs { builder.add_logprobs(x); }
@@ -3418,6 +3420,13 @@ impl<'a> SequenceOutput<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<Finish>>(SequenceOutput::VT_FINISH, None)}
   }
+  #[inline]
+  pub fn cached_tokens(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(SequenceOutput::VT_CACHED_TOKENS, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for SequenceOutput<'_> {
@@ -3432,6 +3441,7 @@ impl ::flatbuffers::Verifiable for SequenceOutput<'_> {
      .visit_field::<::flatbuffers::ForwardsUOffset<Logprobs>>("logprobs", Self::VT_LOGPROBS, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<Logprobs>>("prompt_logprobs", Self::VT_PROMPT_LOGPROBS, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<Finish>>("finish", Self::VT_FINISH, false)?
+     .visit_field::<u32>("cached_tokens", Self::VT_CACHED_TOKENS, false)?
      .finish();
     Ok(())
   }
@@ -3443,6 +3453,7 @@ pub struct SequenceOutputArgs<'a> {
     pub logprobs: Option<::flatbuffers::WIPOffset<Logprobs<'a>>>,
     pub prompt_logprobs: Option<::flatbuffers::WIPOffset<Logprobs<'a>>>,
     pub finish: Option<::flatbuffers::WIPOffset<Finish<'a>>>,
+    pub cached_tokens: u32,
 }
 impl<'a> Default for SequenceOutputArgs<'a> {
   #[inline]
@@ -3454,6 +3465,7 @@ impl<'a> Default for SequenceOutputArgs<'a> {
       logprobs: None,
       prompt_logprobs: None,
       finish: None,
+      cached_tokens: 0,
     }
   }
 }
@@ -3488,6 +3500,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> SequenceOutputBuilder<'a, 'b,
     self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<Finish>>(SequenceOutput::VT_FINISH, finish);
   }
   #[inline]
+  pub fn add_cached_tokens(&mut self, cached_tokens: u32) {
+    self.fbb_.push_slot::<u32>(SequenceOutput::VT_CACHED_TOKENS, cached_tokens, 0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> SequenceOutputBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     SequenceOutputBuilder {
@@ -3511,6 +3527,7 @@ impl ::core::fmt::Debug for SequenceOutput<'_> {
       ds.field("logprobs", &self.logprobs());
       ds.field("prompt_logprobs", &self.prompt_logprobs());
       ds.field("finish", &self.finish());
+      ds.field("cached_tokens", &self.cached_tokens());
       ds.finish()
   }
 }

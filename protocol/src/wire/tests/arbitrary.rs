@@ -147,10 +147,11 @@ fn finish() -> impl Strategy<Value = Finish> {
 }
 
 fn output() -> impl Strategy<Value = SequenceOutput> {
-    (any::<u64>(), any::<u32>(), tokens(), logprobs(), logprobs(), option::of(finish())).prop_map(
-        |(sequence, position, tokens, logprobs, prompt_logprobs, finish)| SequenceOutput {
+    (any::<u64>(), any::<[u32; 2]>(), tokens(), logprobs(), logprobs(), option::of(finish())).prop_map(
+        |(sequence, [position, cached_tokens], tokens, logprobs, prompt_logprobs, finish)| SequenceOutput {
             sequence: SequenceId(sequence),
             position,
+            cached_tokens,
             tokens,
             logprobs,
             prompt_logprobs,

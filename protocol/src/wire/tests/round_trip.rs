@@ -115,6 +115,7 @@ fn the_missing_log_probability_of_a_first_prompt_token_stays_nan() {
     let output = SequenceOutput {
         sequence: SequenceId(1),
         position: 0,
+        cached_tokens: 0,
         tokens: vec![9],
         logprobs: Vec::new(),
         prompt_logprobs: vec![first, second.clone()],

@@ -55,6 +55,7 @@ fn c_streaming_framing_05_a_failure_is_one_error_frame_and_nothing_after_it() {
     let output = pons_protocol::inference::SequenceOutput {
         sequence: pons_protocol::id::SequenceId(0),
         position: 0,
+        cached_tokens: 0,
         tokens: Vec::new(),
         logprobs: Vec::new(),
         prompt_logprobs: Vec::new(),

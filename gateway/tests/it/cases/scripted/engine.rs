@@ -161,6 +161,7 @@ impl Sequence {
         let output = SequenceOutput {
             sequence: id,
             position: self.position as u32,
+            cached_tokens: self.cached_tokens.min(self.submit.prompt.len() as u32),
             tokens: tokens.to_vec(),
             logprobs: match self.submit.sampling.logprobs {
                 Some(k) => tokens.iter().map(|&token| logprobs(token, k)).collect(),
