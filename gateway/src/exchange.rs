@@ -369,7 +369,11 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        // Still open means that the connection dropped the answer: the client left.
+        // Still open means that the connection dropped the answer: the client left, unless we broke down.
+        if self.ledger.is_some() && std::thread::panicking() {
+            self.record.outcome = Outcome::Failed;
+            self.record.status = if self.record.stream { 200 } else { 500 };
+        }
         if let Some((slot, record)) = self.seal() {
             slot.record(record);
         }

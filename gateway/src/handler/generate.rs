@@ -7,13 +7,12 @@ use crate::brain::{GenerateRequest, Timeouts};
 use crate::error::ApiError;
 use crate::exchange::{Exchange, Ticket};
 use crate::layer::arrival::Arrival;
-use crate::layer::finish::CountedAtItsEnd;
+use crate::layer::finish::{self, CountedAtItsEnd};
 use crate::openai::{self, Prepared, RequestContext, ServedModel};
 use crate::reply_body::{self, Reply};
 use crate::routes::Endpoint;
 use crate::stack::Call;
 use bytes::Bytes;
-use http::StatusCode;
 use hyper::body::Incoming;
 use pons_protocol::id::TenantId;
 use std::sync::Arc;
@@ -50,15 +49,11 @@ pub(super) async fn handle(call: Call<'_>, incoming: &mut Option<Incoming>) -> R
         ledger,
     };
     let exchange = Exchange::begin(ticket, generation, reply);
-    let mut answer = if stream {
-        let heartbeat = Duration::from_secs_f64(app.config.heartbeat_s);
-        reply_body::events(exchange.frames(heartbeat))
-    } else {
-        match exchange.collect().await {
-            Ok(body) => reply_body::whole(StatusCode::OK, "application/json", body),
-            Err(error) => crate::layer::finish::error_reply(&error),
-        }
-    };
+    if !stream {
+        return Ok(finish::whole_answer(exchange.collect()).await);
+    }
+    let heartbeat = Duration::from_secs_f64(app.config.heartbeat_s);
+    let mut answer = reply_body::events(exchange.frames(heartbeat));
     answer.extensions_mut().insert(CountedAtItsEnd);
     Ok(answer)
 }

@@ -8,6 +8,7 @@ use crate::layer::cors;
 use crate::reply_body::{self, Reply, ReplyBody};
 use crate::stack::Stop;
 use crate::telemetry::RequestSample;
+use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderValue, Method, StatusCode, header};
 use std::panic::AssertUnwindSafe;
@@ -20,8 +21,24 @@ pub(crate) struct CountedAtItsEnd;
 pub(crate) async fn catch_panic(path: impl Future<Output = Result<Reply, Stop>>) -> Result<Reply, Stop> {
     match AssertUnwindSafe(path).catch_unwind().await {
         Ok(result) => result,
-        Err(_) => Err(ApiError::internal("an internal error occurred; the request may be sent again").into()),
+        Err(_) => Err(panicked().into()),
     }
+}
+
+/// The whole answer that a generation becomes. Its account counts it, and settles a panic too, so a panic ends
+/// here and not where it would be counted again.
+pub(crate) async fn whole_answer(body: impl Future<Output = Result<Bytes, ApiError>>) -> Reply {
+    let body = AssertUnwindSafe(body).catch_unwind().await;
+    let mut reply = match body.unwrap_or_else(|_| Err(panicked())) {
+        Ok(body) => reply_body::whole(StatusCode::OK, "application/json", body),
+        Err(error) => error_reply(&error),
+    };
+    reply.extensions_mut().insert(CountedAtItsEnd);
+    reply
+}
+
+fn panicked() -> ApiError {
+    ApiError::internal("an internal error occurred; the request may be sent again")
 }
 
 /// Completes an answer, logs it and counts it.
@@ -102,4 +119,16 @@ fn without_body(reply: &mut Reply) {
         reply.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }
     *reply.body_mut() = ReplyBody::empty();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_in_a_generation_is_counted_by_its_account_alone() {
+        let reply = whole_answer(async { panic!("a fault of ours") }).await;
+        assert_eq!(reply.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(reply.extensions().get::<CountedAtItsEnd>().is_some());
+    }
 }
