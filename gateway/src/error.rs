@@ -34,8 +34,6 @@ pub struct ApiError {
     pub message: String,
     /// Value of `retry-after` in seconds.
     pub retry_after_s: Option<u32>,
-    /// Value of `x-should-retry`, where the status alone would mislead an SDK.
-    pub should_retry: Option<bool>,
 }
 
 impl fmt::Display for ApiError {
@@ -55,7 +53,6 @@ impl ApiError {
             param: None,
             message: message.into(),
             retry_after_s: None,
-            should_retry: None,
         }
     }
 
@@ -204,19 +201,6 @@ impl ApiError {
         )
     }
 
-    /// 429: a rate limit of this key or tenant is used up.
-    pub fn rate_limited(message: impl Into<String>, retry_after_s: u32) -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", message)
-            .with_retry_after(retry_after_s)
-    }
-
-    /// 429 that no retry cures: the budget is used up.
-    pub fn insufficient_quota(message: impl Into<String>) -> Self {
-        let kind = "insufficient_quota";
-        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, kind, kind, message);
-        Self { should_retry: Some(false), ..error }
-    }
-
     /// 503: no room now; come back after so many seconds.
     pub fn overloaded(message: impl Into<String>, retry_after_s: u32) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, "service_unavailable", message)
@@ -280,8 +264,6 @@ mod tests {
             ApiError::method_not_allowed("PUT", "POST"),
             ApiError::too_large(10),
             ApiError::unsupported_media_type("text/plain"),
-            ApiError::rate_limited("slow down", 0),
-            ApiError::insufficient_quota("no budget left"),
             ApiError::overloaded("the queue is full", 2),
             ApiError::timeout("too slow"),
             ApiError::brain_failed("the brain died"),

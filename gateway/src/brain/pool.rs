@@ -103,11 +103,6 @@ impl BrainPool {
         self.inner.brains.iter().filter(|b| b.model == name).find_map(|b| b.served())
     }
 
-    /// Whether a model of that name is configured, seen or not.
-    pub fn is_configured(&self, name: &str) -> bool {
-        self.inner.brains.iter().any(|b| b.model == name)
-    }
-
     /// Starts a generation; returns when the brain has accepted all its sequences.
     ///
     /// # Errors

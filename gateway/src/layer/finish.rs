@@ -95,9 +95,6 @@ pub(crate) fn error_reply(error: &ApiError) -> Reply {
     if let Some(seconds) = error.retry_after_s {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
     }
-    if let Some(retry) = error.should_retry {
-        headers.insert("x-should-retry", HeaderValue::from_static(if retry { "true" } else { "false" }));
-    }
     if error.status == StatusCode::UNAUTHORIZED {
         headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }

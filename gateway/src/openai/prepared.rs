@@ -25,7 +25,7 @@ pub struct Prepared {
     pub stream: bool,
     /// Turns outputs into the reply.
     pub reply: Reply,
-    /// Priority and labels.
+    /// Priority and cache salt.
     pub serving: Serving,
 }
 

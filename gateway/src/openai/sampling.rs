@@ -35,15 +35,11 @@ pub(super) struct Display {
     pub(super) tokens_as_ids: bool,
 }
 
-/// Labels and hints for those that schedule the request.
+/// Hints for those that schedule the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Serving {
     /// Lower runs first; to be clamped by the tenant's rights.
     pub priority: i32,
-    /// `user` or `safety_identifier`: a label for the ledger, never for a metric.
-    pub user_label: Option<String>,
-    /// `request_id` as the client names it: a label, never a look-up key.
-    pub request_label: Option<String>,
     /// `prompt_cache_key` and `cache_salt`; only ever used together with the tenant's secret.
     pub cache_salt: Option<String>,
 }
@@ -296,14 +292,17 @@ fn read_display(fields: &Fields<'_>) -> Result<Display, ApiError> {
 
 fn read_serving(fields: &Fields<'_>) -> Result<Serving, ApiError> {
     let priority = fields.integer("priority", i64::MIN, i64::MAX)?.unwrap_or(0);
-    let user = fields.short_string("user", 512)?;
-    let safety = fields.short_string("safety_identifier", 64)?;
+    // Labels of the client's own: their form is checked, and nothing here needs them.
+    for (name, most_chars) in
+        [("user", 512), ("safety_identifier", 64), ("session_id", 512), ("request_id", 512)]
+    {
+        fields.short_string(name, most_chars)?;
+    }
     let salt = fields.short_string("cache_salt", 1024)?;
     if salt == Some("") {
         return Err(ApiError::invalid("cache_salt", "cache_salt must not be empty; leave it out"));
     }
     let key = fields.short_string("prompt_cache_key", 1024)?.filter(|key| !key.is_empty());
-    fields.short_string("session_id", 512)?;
     fields.one_of("service_tier", &["auto", "default", "flex", "scale", "priority", "fast"])?;
     let cache_salt = match (key, salt) {
         (None, None) => None,
@@ -313,12 +312,7 @@ fn read_serving(fields: &Fields<'_>) -> Result<Serving, ApiError> {
             Some(format!("{}:{key}{}", key.len(), salt.unwrap_or_default()))
         }
     };
-    Ok(Serving {
-        priority: priority.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32,
-        user_label: safety.or(user).map(str::to_owned),
-        request_label: fields.short_string("request_id", 512)?.map(str::to_owned),
-        cache_salt,
-    })
+    Ok(Serving { priority: priority.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32, cache_salt })
 }
 
 fn check_metadata(fields: &Fields<'_>) -> Result<(), ApiError> {

@@ -188,11 +188,15 @@ fn what_is_not_done_is_refused_by_name() {
 }
 
 #[test]
-fn labels_and_hints_reach_the_scheduler() {
+fn hints_reach_the_scheduler_and_labels_are_only_checked() {
     let serving =
         prepare(json!({"priority": i64::MAX, "user": "u", "prompt_cache_key": "k", "cache_salt": "s"}));
     let serving = serving.unwrap().serving;
-    assert_eq!((serving.priority, serving.user_label.as_deref()), (i32::MAX, Some("u")));
+    assert_eq!(serving.priority, i32::MAX);
+    for (name, chars) in [("user", 513), ("safety_identifier", 65), ("session_id", 513), ("request_id", 513)]
+    {
+        assert_eq!(refused(json!({name: "u".repeat(chars)})), name);
+    }
     let other = prepare(json!({"prompt_cache_key": "ks"})).unwrap().serving;
     assert!(serving.cache_salt.is_some() && serving.cache_salt != other.cache_salt);
 }
