@@ -18,6 +18,7 @@ mod process;
 mod raw_http;
 mod reading;
 mod real;
+mod refusals;
 mod scripted;
 mod settling;
 mod sse;

@@ -106,7 +106,8 @@ async fn c_input_parsing_04_bytes_that_are_not_utf_8() {
 /// A schema that is `depth` levels deep.
 fn parameters(depth: usize) -> String {
     let inner = depth - 1;
-    format!("{}{}{}", r#"{"type":"array","items":"#.repeat(inner), r#"{"type":"integer"}"#, "}".repeat(inner))
+    let level = r#"{"type":"object","additionalProperties":"#;
+    format!("{}{}{}", level.repeat(inner), r#"{"type":"object"}"#, "}".repeat(inner))
 }
 
 fn with_tool(parameters: &str) -> String {
