@@ -5,21 +5,28 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::ApproximateTokEnv;
 use llguidance::{Matcher, ParserFactory};
+use pons_protocol::inference::RejectReason;
 use pons_protocol::sampling::Grammar;
 use serde_json::{Value, json};
 
+use crate::openai::SequenceSpec;
 use crate::openai::testing::{Rig, TOOL_TEMPLATE};
+
+/// A sequence's grammar as the compiler takes it.
+fn top(spec: &SequenceSpec) -> TopLevelGrammar {
+    match spec.grammar.clone().unwrap() {
+        Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(serde_json::from_str(&text).unwrap()),
+        Grammar::Regex(regex) => TopLevelGrammar::from_regex(&regex),
+        Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark),
+    }
+}
 
 /// Compiles the grammar of a request; the test's tokens are single bytes.
 fn matcher(more: Value) -> Matcher {
     let rig = Rig::new(&[], TOOL_TEMPLATE, false);
     let mut body = json!({"messages": [{"role": "user", "content": "Say hello."}]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let grammar = match rig.chat(&body).unwrap().sequences[0].grammar.clone().unwrap() {
-        Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(serde_json::from_str(&text).unwrap()),
-        Grammar::Regex(regex) => TopLevelGrammar::from_regex(&regex),
-        Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark),
-    };
+    let grammar = top(&rig.chat(&body).unwrap().sequences[0]);
     let factory = ParserFactory::new_simple(&ApproximateTokEnv::single_byte_env()).unwrap();
     let factory = Arc::new(factory);
     let matcher = Matcher::new(factory.create_parser(grammar));
@@ -112,4 +119,31 @@ fn choices_and_patterns_are_whole_matches() {
     assert!(!accepts(&choice, "axb") && !accepts(&choice, "c"));
     let regex = json!({"structured_outputs": {"regex": "[0-9]{2}"}});
     assert!(accepts(&regex, "42") && !accepts(&regex, "4"));
+}
+
+/// What the compiler itself says of a schema that nothing fits.
+#[test]
+fn a_refusal_by_the_compiler_leads_to_the_field_whose_schema_it_is() {
+    let empty = json!({"type": "object", "required": ["x"], "properties": {
+        "x": {"allOf": [{"type": "string"}, {"type": "integer"}]}}});
+    let bad = json!({"type": "function", "function": {"name": "bad", "parameters": empty}});
+    let list = json!([tools()[0], bad]);
+    let format = json!({"type": "json_schema", "json_schema": {"name": "g", "schema": empty}});
+    for (more, field) in [
+        (json!({"tools": list, "tool_choice": "required"}), "tools[1].function.parameters"),
+        (json!({"tools": tools(), "response_format": format}), "response_format"),
+        (json!({"response_format": format}), "response_format"),
+        (json!({"guided_grammar": "start: nowhere"}), "guided_grammar"),
+    ] {
+        let mut body = json!({"messages": [{"role": "user", "content": "Say hello."}]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let prepared = Rig::new(&[], TOOL_TEMPLATE, false).chat(&body).unwrap();
+        let spec = &prepared.sequences[0];
+        let factory = ParserFactory::new_simple(&ApproximateTokEnv::single_byte_env()).unwrap();
+        let refused = factory.create_parser(top(spec)).map(|_| ()).unwrap_err();
+        let words = format!("grammar is refused: {refused:#}");
+        let error = spec.origin.refusal(RejectReason::BadGrammar, &words, spec.grammar.as_ref());
+        assert_eq!(error.param.as_deref(), Some(field), "{words}");
+        assert!(error.message.starts_with(field) && !error.message.contains("%json"), "{}", error.message);
+    }
 }
