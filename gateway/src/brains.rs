@@ -1,7 +1,7 @@
 //! The brains of this gateway: those it starts and those it only connects to. The rule: the configuration says
 //! which is which, and everything else sees one pool.
 
-use crate::brain::{BrainAddress, BrainPool, BrainSource};
+use crate::brain::{BrainAddress, BrainPool, BrainSource, BrainStatus};
 use crate::config::{ModelConfig, ResolvedConfig};
 use crate::openai::ServedModel;
 use crate::supervisor::{BrainSpec, Supervisor};
@@ -17,6 +17,9 @@ const RECOVERY: Duration = Duration::from_secs(30);
 
 /// A step that takes longer than this counts as hung.
 const HUNG_AFTER_MS: u64 = 60_000;
+
+/// A brain that has not said a word for so long after its start is not loading any more.
+const LOADING_MOST_MS: u64 = 15 * 60_000;
 
 /// Longest path of a Unix socket, with room for a name.
 const MAX_SOCKET_DIR_BYTES: usize = 80;
@@ -217,17 +220,23 @@ fn arguments(
     arguments
 }
 
+/// Whether a brain process of this age does nothing any more. One that was stopped keeps its socket but says
+/// nothing, so its link ends; one that was never heard may still be loading its model.
+fn is_hung(brain: &BrainStatus, age: Duration) -> bool {
+    let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+    if brain.connected {
+        return brain.capacity.step_age_ms > HUNG_AFTER_MS;
+    }
+    let heard = brain.last_heard_age_ms < age_ms;
+    if heard { brain.last_heard_age_ms > HUNG_AFTER_MS } else { age_ms > LOADING_MOST_MS }
+}
+
 fn supervise(pool: &BrainPool, commands: Vec<(String, Vec<String>)>) -> Result<Supervisor, BrainsError> {
     let program = brain_program()?;
     let specs = commands.into_iter().map(|(model, args)| {
         let (pool, name) = (pool.clone(), model.clone());
-        // A stopped process keeps its socket but says nothing, so its link ends and it stays silent.
-        let hangs = move || {
-            pool.status().iter().any(|brain| {
-                let silent = !brain.connected && brain.last_heard_age_ms > HUNG_AFTER_MS;
-                brain.model == name && (silent || brain.capacity.step_age_ms > HUNG_AFTER_MS)
-            })
-        };
+        let hangs =
+            move |age: Duration| pool.status().iter().any(|brain| brain.model == name && is_hung(brain, age));
         BrainSpec { model, program: program.clone(), args, hangs: Box::new(hangs) }
     });
     Ok(Supervisor::start(specs.collect()))
@@ -243,4 +252,29 @@ fn brain_program() -> Result<PathBuf, BrainsError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut candidates = beside.chain(std::env::split_paths(&path).map(|dir| dir.join(BRAIN_PROGRAM)));
     candidates.find(|program| program.is_file()).ok_or(BrainsError::NoProgram { own })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pons_protocol::capacity::Capacity;
+
+    fn hung(connected: bool, heard_ms: u64, step_age_ms: u64, age_s: u64) -> bool {
+        let capacity = Capacity { step_age_ms, ..Capacity::default() };
+        let model = String::new();
+        let brain = BrainStatus { model, connected, capacity, last_heard_age_ms: heard_ms, links_lost: 0 };
+        is_hung(&brain, Duration::from_secs(age_s))
+    }
+
+    #[test]
+    fn a_brain_that_loads_is_not_hung_and_one_that_fell_silent_is() {
+        assert!(!hung(false, u64::MAX, 0, 1), "just started");
+        assert!(!hung(false, u64::MAX, 0, 300), "loads a large model");
+        assert!(!hung(false, 400_000, 0, 200), "only its predecessor was heard");
+        assert!(hung(false, u64::MAX, 0, 1000), "never came up");
+        assert!(!hung(false, 5_000, 0, 200), "lost its link a moment ago");
+        assert!(hung(false, 61_000, 0, 200), "stopped");
+        assert!(!hung(true, 100, 59_000, 200), "a long step");
+        assert!(hung(true, 100, 61_000, 200), "a step without end");
+    }
 }

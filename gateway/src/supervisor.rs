@@ -29,8 +29,8 @@ pub struct BrainSpec {
     pub program: PathBuf,
     /// Its arguments, the listen address among them.
     pub args: Vec<String>,
-    /// Whether its current step has run for too long, judged from what its link reports.
-    pub hangs: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Whether a process of this age hangs, judged from what its link reports.
+    pub hangs: Box<dyn Fn(Duration) -> bool + Send + Sync>,
 }
 
 /// Running brains. Stop it with [`Supervisor::stop`]; dropping it kills them.
@@ -83,7 +83,7 @@ fn keep(
                 Ok(mut child) => {
                     tracing::info!(model = %spec.model, pid = child.id(), "brain started");
                     tokio::select! {
-                        status = wait(&mut child, &spec) => {
+                        status = wait(&mut child, &spec, begun) => {
                             tracing::error!(model = %spec.model, ?status, "brain ended; it is started again");
                         }
                         grace = stop_asked(&mut stopped) => return end(child, &spec.model, grace).await,
@@ -112,11 +112,11 @@ fn start(spec: &BrainSpec) -> std::io::Result<Child> {
 }
 
 /// Waits for the child's end; ends it when it hangs.
-async fn wait(child: &mut Child, spec: &BrainSpec) -> std::io::Result<ExitStatus> {
+async fn wait(child: &mut Child, spec: &BrainSpec, begun: Instant) -> std::io::Result<ExitStatus> {
     loop {
         match tokio::time::timeout(WATCH_PERIOD, child.wait()).await {
             Ok(status) => return status,
-            Err(_) if (spec.hangs)() => {
+            Err(_) if (spec.hangs)(begun.elapsed()) => {
                 tracing::error!(model = %spec.model, "brain hangs in one step; it is killed");
                 child.start_kill()?;
             }
