@@ -89,7 +89,7 @@ pub async fn start(mut config: ResolvedConfig) -> Result<RunningServer, ServerEr
     let admin_token = format!("pons-admin-{}", random_id(43));
     let admin_file = AdminFile::write(&config.state_dir, address, &admin_token)
         .map_err(|(path, error)| ServerError::AdminFile { path, reason: error.to_string() })?;
-    let app = Arc::new(App::new(config, store, brains, &admin_token)?);
+    let app = Arc::new(App::new(config, store, brains, &admin_token));
     let connections = TaskTracker::new();
     let accepting = tokio::spawn(accept(Arc::clone(&app), listener, connections.clone()));
     tracing::info!(%address, "listening");

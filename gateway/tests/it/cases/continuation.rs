@@ -12,7 +12,13 @@ use super::scripted::{Act, Script};
 use super::sse::{Event, events};
 
 /// Runs the request undisturbed, then with the brain killed once this many tokens were made, and compares.
-async fn killed_in_the_middle(stack: &RealStack, path: &str, fields: &Value, stream: bool, after_tokens: u64) {
+async fn killed_in_the_middle(
+    stack: &RealStack,
+    path: &str,
+    fields: &Value,
+    stream: bool,
+    after_tokens: u64,
+) {
     let fields = merged(fields.clone(), json!({"stream": stream}));
     let request = Request::post(path, &if path == CHAT { chat(fields) } else { completion(fields) });
     let before = stack.server.app().brains.restarts()[0].1;
@@ -49,22 +55,28 @@ async fn a_killed_brain_changes_no_text() {
 
 #[tokio::test]
 async fn a_killed_brain_changes_no_text_held_to_a_grammar() {
-    let fields = json!({"seed": 12, "temperature": 1.0, "max_tokens": 2000, "guided_regex": "([a-p]{3} ){400}"});
+    let fields =
+        json!({"seed": 12, "temperature": 1.0, "max_tokens": 2000, "guided_regex": "([a-p]{3} ){400}"});
     on_all_routes(fields, 100).await;
 }
 
 #[tokio::test]
 async fn a_killed_brain_changes_none_of_three_choices() {
-    on_all_routes(json!({"seed": 13, "temperature": 1.0, "n": 3, "max_tokens": 800, "ignore_eos": true}), 150).await;
+    on_all_routes(
+        json!({"seed": 13, "temperature": 1.0, "n": 3, "max_tokens": 800, "ignore_eos": true}),
+        150,
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_killed_brain_changes_no_log_probability() {
     let stack = RealStack::start().await;
     let fields = json!({"seed": 14, "temperature": 0.8, "max_tokens": 1500, "ignore_eos": true});
-    for (path, logprobs) in
-        [(CHAT, json!({"logprobs": true, "top_logprobs": 3})), (COMPLETIONS, json!({"logprobs": 3, "echo": true}))]
-    {
+    for (path, logprobs) in [
+        (CHAT, json!({"logprobs": true, "top_logprobs": 3})),
+        (COMPLETIONS, json!({"logprobs": 3, "echo": true})),
+    ] {
         for stream in [true, false] {
             killed_in_the_middle(&stack, path, &merged(fields.clone(), logprobs.clone()), stream, 100).await;
         }
@@ -88,7 +100,10 @@ async fn a_scripted_brain_that_dies_in_mid_stream_is_gone_on_with() {
                 let fields = json!({"stream": stream, "stream_options": usage, "seed": 9, "logprobs": null});
                 let body = if path == CHAT { chat(fields) } else { completion(fields) };
                 let reading = Reading::of(&stack.post(path, &body).await);
-                assert_eq!((reading.only().text.as_str(), reading.only().finish.as_str()), ("onetwo", "stop"));
+                assert_eq!(
+                    (reading.only().text.as_str(), reading.only().finish.as_str()),
+                    ("onetwo", "stop")
+                );
                 assert_eq!(reading.completion_tokens(), 3);
                 assert_eq!(stack.brain.log().links, 2);
                 stack.assert_healthy().await;
@@ -101,7 +116,8 @@ async fn a_scripted_brain_that_dies_in_mid_stream_is_gone_on_with() {
 #[tokio::test]
 async fn heartbeats_go_on_while_the_brain_is_away() {
     let stack = Stack::with("heartbeat_s = 0.05").await;
-    let acts = vec![Act::piece("one"), Act::Die, Act::Wait(Duration::from_millis(300)), Act::piece("two"), Act::Eos];
+    let acts =
+        vec![Act::piece("one"), Act::Die, Act::Wait(Duration::from_millis(300)), Act::piece("two"), Act::Eos];
     stack.brain.next(Script::acts(acts));
     let answer = stack.chat(json!({"stream": true})).await;
     assert_eq!(Reading::of(&answer).only().text, "onetwo");

@@ -140,12 +140,17 @@ async fn c_disconnect_and_abort_04_close_right_after_the_end_marker_200_times() 
     let records = records(&stack, 200).await;
     assert_eq!(records.len(), 200);
     for record in records {
-        assert_eq!((&record["outcome"], &record["output_tokens"]), (&json!("completed"), &json!(4)), "{record}");
+        assert_eq!(
+            (&record["outcome"], &record["output_tokens"]),
+            (&json!("completed"), &json!(4)),
+            "{record}"
+        );
         assert_eq!(record["status"], 200, "{record}");
     }
     assert!(stack.brain.log().aborts.is_empty());
     let metrics = stack.metrics().await;
-    let requests = metrics.lines().filter(|line| line.starts_with("pons_requests_total{") && line.contains("\"chat\""));
+    let requests =
+        metrics.lines().filter(|line| line.starts_with("pons_requests_total{") && line.contains("\"chat\""));
     assert!(requests.clone().all(|line| line.contains("2xx") || line.contains("200")), "{metrics}");
     assert!(requests.count() > 0, "{metrics}");
 }

@@ -34,15 +34,28 @@ async fn c_error_shape_01_unknown_model() {
 #[tokio::test]
 async fn c_error_shape_02_all_four_keys_and_a_string_code_for_every_status() {
     let stack = Stack::with("[limits]\nbody_bytes = 100000\nin_flight = 1\nledger_slots = 10").await;
-    check_error(&stack.post(CHAT, &json!({"model": "M"})).await, 400, Some("messages"), Some("missing_required_parameter"));
-    check_error(&stack.post(CHAT, &json!({"model": "x", "messages": []})).await, 404, Some("model"), Some("model_not_found"));
+    check_error(
+        &stack.post(CHAT, &json!({"model": "M"})).await,
+        400,
+        Some("messages"),
+        Some("missing_required_parameter"),
+    );
+    check_error(
+        &stack.post(CHAT, &json!({"model": "x", "messages": []})).await,
+        404,
+        Some("model"),
+        Some("model_not_found"),
+    );
     check_error(&stack.get("/v1/nothing").await, 404, None, None);
     let answer = stack.get(CHAT).await;
     check_error(&answer, 405, None, None);
     assert!(answer.head.header("allow").is_some_and(|allow| allow.contains("POST")));
     let answer = stack.send(&Request::post_raw(CHAT, "x".repeat(100_001))).await;
     check_error(&answer, 413, None, None);
-    let form = Request { headers: vec![("content-type".into(), "application/x-www-form-urlencoded".into())], ..Request::post_raw(CHAT, "model=M") };
+    let form = Request {
+        headers: vec![("content-type".into(), "application/x-www-form-urlencoded".into())],
+        ..Request::post_raw(CHAT, "model=M")
+    };
     check_error(&stack.send(&form).await, 415, None, None);
     let packed = Request::post(CHAT, &chat(json!({}))).with("content-encoding", "zstd");
     check_error(&stack.send(&packed).await, 415, None, None);
@@ -56,14 +69,18 @@ async fn c_error_shape_02_all_four_keys_and_a_string_code_for_every_status() {
     stack.brain.next(Script::default().received(full));
     let answer = stack.chat(json!({"stream": true})).await;
     check_error(&answer, 503, None, None);
-    assert!(answer.head.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok_and(|s| s >= 1)));
+    assert!(
+        answer.head.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok_and(|s| s >= 1))
+    );
     stack.assert_healthy().await;
 
     // From the first key on, one is needed.
     let key = format!("Bearer {}", stack.create_key("acme").await);
     let ask = Request::post(CHAT, &chat(json!({})));
     let wrong = ["Bearer sk-pons-wrong", "Bearer ", "Basic abc", "sk-pons-wrong"];
-    for request in wrong.map(|value| ask.clone().with("authorization", value)).into_iter().chain([ask.clone()]) {
+    for request in
+        wrong.map(|value| ask.clone().with("authorization", value)).into_iter().chain([ask.clone()])
+    {
         check_error(&stack.send(&request).await, 401, None, Some("invalid_api_key"));
     }
     assert_eq!(stack.send(&ask.with("authorization", &key)).await.status(), 200);

@@ -30,7 +30,8 @@ async fn c_resource_growth_01_2000_invented_model_names_in_metrics() {
     let after = stack.metrics().await;
     assert_eq!(series(&before), series(&after));
     assert!(!after.contains("made-up"), "{after}");
-    let other = after.lines().find(|line| line.starts_with("pons_requests_total{route=\"chat\",model=\"other\""));
+    let other =
+        after.lines().find(|line| line.starts_with("pons_requests_total{route=\"chat\",model=\"other\""));
     assert!(other.is_some_and(|line| line.ends_with(" 2000")), "{after}");
     stack.assert_healthy().await;
 }
@@ -41,7 +42,8 @@ async fn c_resource_growth_04_1000_end_user_ids_in_metrics() {
     stack.brain.forget();
     let mut connection = Connection::open(stack.address()).await;
     let ask = |at: usize| {
-        let body = chat(json!({"user": format!("end-user-{at}"), "safety_identifier": format!("end-user-{at}"),
+        let body =
+            chat(json!({"user": format!("end-user-{at}"), "safety_identifier": format!("end-user-{at}"),
             "prompt_cache_key": format!("end-user-{at}"), "metadata": {"tag": format!("end-user-{at}")}}));
         Request::post(CHAT, &body)
             .with("user-agent", &format!("end-user-{at}"))
@@ -108,5 +110,8 @@ async fn c_resource_growth_03_memory_after_10000_requests() {
     let before = run(25).await;
     let after = run(100).await;
     // A twentieth, and the granularity in which the allocator takes memory for a few threads.
-    assert!(after < before + before / 20 + 3 * 1024, "{before} KiB after 2,000 requests, {after} KiB after 10,000");
+    assert!(
+        after < before + before / 20 + 3 * 1024,
+        "{before} KiB after 2,000 requests, {after} KiB after 10,000"
+    );
 }

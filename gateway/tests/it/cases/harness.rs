@@ -62,7 +62,8 @@ impl Stack {
     pub(crate) async fn of(path: &Path, name: &str, toml: &str, model_toml: &str) -> Self {
         let folder = tempfile::tempdir().expect("there is a temporary directory");
         let socket = folder.path().join("brain.sock");
-        let brain = ScriptedBrain::start(&socket, hello(name, model::vocab_size(), model::CONTEXT, model::eos()));
+        let brain =
+            ScriptedBrain::start(&socket, hello(name, model::vocab_size(), model::CONTEXT, model::eos()));
         let toml = format!(
             "{toml}\n[[model]]\nname = {name:?}\npath = {path:?}\nbrain = \"unix:{}\"\n{model_toml}",
             socket.display()
@@ -121,7 +122,8 @@ impl Stack {
     /// Makes a key, after which every request needs one.
     pub(crate) async fn create_key(&self, tenant: &str) -> String {
         let bearer = format!("Bearer {}", self.server.admin_token());
-        let request = Request::post("/admin/v1/keys", &json!({"tenant": tenant})).with("authorization", &bearer);
+        let request =
+            Request::post("/admin/v1/keys", &json!({"tenant": tenant})).with("authorization", &bearer);
         let answer = self.send(&request).await;
         assert_eq!(answer.status(), 200, "{}", answer.text());
         answer.json()["key"].as_str().expect("the key is told once").to_owned()
@@ -140,7 +142,13 @@ impl Stack {
     }
 
     /// Checks an error's status, shape and headers, then that the server is healthy.
-    pub(crate) async fn assert_error(&self, answer: &Answer, status: u16, param: Option<&str>, code: Option<&str>) {
+    pub(crate) async fn assert_error(
+        &self,
+        answer: &Answer,
+        status: u16,
+        param: Option<&str>,
+        code: Option<&str>,
+    ) {
         check_error(answer, status, param, code);
         self.assert_healthy().await;
     }
@@ -184,7 +192,9 @@ pub(crate) fn completion(fields: Value) -> Value {
 
 /// `base` with the fields of `more` added or replaced.
 pub(crate) fn merged(mut base: Value, more: Value) -> Value {
-    let (Some(target), Value::Object(more)) = (base.as_object_mut(), more) else { panic!("both are objects") };
+    let (Some(target), Value::Object(more)) = (base.as_object_mut(), more) else {
+        panic!("both are objects")
+    };
     target.extend(more);
     base
 }
@@ -201,7 +211,12 @@ pub(crate) fn check_error(answer: &Answer, status: u16, param: Option<&str>, cod
     let error = &body["error"];
     if let Some(param) = param {
         let found = error["param"].as_str().unwrap_or_default();
-        assert!(found == param || found.starts_with(&format!("{param}.")) || found.starts_with(&format!("{param}[")), "{error}");
+        assert!(
+            found == param
+                || found.starts_with(&format!("{param}."))
+                || found.starts_with(&format!("{param}[")),
+            "{error}"
+        );
     }
     if let Some(code) = code {
         assert_eq!(error["code"], code, "{error}");

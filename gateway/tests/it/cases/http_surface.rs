@@ -25,7 +25,10 @@ async fn c_http_surface_01_preflight_without_credentials() {
             let answer = stack.send(&request).await;
             assert_eq!(answer.status(), 204, "{path}");
             let header = |name: &str| answer.head.header(name).unwrap_or_default().to_ascii_lowercase();
-            assert!(["*", "http://localhost:3000"].contains(&header("access-control-allow-origin").as_str()), "{path}");
+            assert!(
+                ["*", "http://localhost:3000"].contains(&header("access-control-allow-origin").as_str()),
+                "{path}"
+            );
             assert!(header("access-control-allow-methods").contains("post"), "{path}");
             for name in ["authorization", "content-type", "x-stainless-os"] {
                 assert!(header("access-control-allow-headers").contains(name), "{path}: {name}");
@@ -34,7 +37,12 @@ async fn c_http_surface_01_preflight_without_credentials() {
     }
     // A client that asks for nothing in particular is still told of the SDKs' headers.
     let answer = stack.send(&Request::new("OPTIONS", CHAT).with("origin", "http://a.example")).await;
-    assert!(answer.head.header("access-control-allow-headers").is_some_and(|names| names.contains("x-stainless-")));
+    assert!(
+        answer
+            .head
+            .header("access-control-allow-headers")
+            .is_some_and(|names| names.contains("x-stainless-"))
+    );
 }
 
 #[tokio::test]
@@ -60,7 +68,8 @@ async fn c_http_surface_03_expect_100_continue() {
     for path in [CHAT, "/v1/chat/completions/"] {
         let mut connection = Connection::open(stack.address()).await;
         let bearer = format!("Bearer {key}");
-        let request = Request::post(path, &body).with("expect", "100-continue").with("authorization", &bearer);
+        let request =
+            Request::post(path, &body).with("expect", "100-continue").with("authorization", &bearer);
         connection.write(&request.head()).await;
         let began = Instant::now();
         assert_eq!(connection.head().await.status, 100);
@@ -69,8 +78,9 @@ async fn c_http_surface_03_expect_100_continue() {
         assert_eq!(Reading::of(&connection.answer(false).await).only().text, "Hello, world.");
     }
     let mut connection = Connection::open(stack.address()).await;
-    let request =
-        Request::post(CHAT, &body).with("expect", "100-continue").with("authorization", "Bearer sk-pons-wrong");
+    let request = Request::post(CHAT, &body)
+        .with("expect", "100-continue")
+        .with("authorization", "Bearer sk-pons-wrong");
     connection.write(&request.head()).await;
     let began = Instant::now();
     // No interim answer, and the final one comes though the body was never sent.
@@ -117,7 +127,9 @@ async fn c_http_surface_05_trailing_slash() {
     let answer = stack.get("/v1/models/").await;
     assert_eq!((answer.status(), &answer.json()["data"][0]["id"]), (200, &json!(model::NAME)));
     let key = stack.create_key("acme").await;
-    for path in ["/v1//chat/completions", "//v1/chat/completions", "/v1/chat//completions", "/v1/chat/completions//"] {
+    for path in
+        ["/v1//chat/completions", "//v1/chat/completions", "/v1/chat//completions", "/v1/chat/completions//"]
+    {
         let body = chat(json!({}));
         let stranger = stack.post(path, &body).await;
         assert!([401, 404].contains(&stranger.status()), "{path}: {}", stranger.status());

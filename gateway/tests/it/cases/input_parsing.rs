@@ -20,16 +20,18 @@ fn completion_with_prompt(prompt: &str) -> String {
 #[tokio::test]
 async fn c_input_parsing_01_unpaired_surrogate_escape() {
     let stack = Stack::start().await;
-    for text in [r"cut here \ud83e", r"\udd84 tail", r"\udd84\ud83e", r"\ud83e\ud83e\udd84", r"\ud83ex\udd84"] {
+    for text in [r"cut here \ud83e", r"\udd84 tail", r"\udd84\ud83e", r"\ud83e\ud83e\udd84", r"\ud83ex\udd84"]
+    {
         for (path, body) in [(CHAT, chat_with_content(text)), (COMPLETIONS, completion_with_prompt(text))] {
             let answer = stack.send(&Request::post_raw(path, body)).await;
             stack.assert_error(&answer, 400, None, None).await;
         }
     }
     let unicorn: Vec<u32> = "fine 🦄".bytes().map(u32::from).collect();
-    for (path, body) in
-        [(CHAT, chat_with_content(r"fine \ud83e\udd84")), (COMPLETIONS, completion_with_prompt(r"fine \ud83e\udd84"))]
-    {
+    for (path, body) in [
+        (CHAT, chat_with_content(r"fine \ud83e\udd84")),
+        (COMPLETIONS, completion_with_prompt(r"fine \ud83e\udd84")),
+    ] {
         let answer = stack.send(&Request::post_raw(path, body)).await;
         assert_eq!(answer.status(), 200, "{}", answer.text());
         let prompt = stack.brain.last_submit().prompt;
@@ -85,7 +87,9 @@ async fn c_input_parsing_04_bytes_that_are_not_utf_8() {
     let stack = Stack::start().await;
     let mut connection = Connection::open(stack.address()).await;
     for bad in [&b"\xff"[..], b"\xe4\xbd", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"] {
-        for (path, template) in [(CHAT, chat_with_content("a@b")), (COMPLETIONS, completion_with_prompt("a@b"))] {
+        for (path, template) in
+            [(CHAT, chat_with_content("a@b")), (COMPLETIONS, completion_with_prompt("a@b"))]
+        {
             let (before, after) = template.split_once('@').unwrap();
             let body = [before.as_bytes(), bad, after.as_bytes()].concat();
             let answer = connection.send(&Request::post_raw(path, body)).await;
@@ -113,14 +117,23 @@ fn with_tool(parameters: &str) -> String {
 #[tokio::test]
 async fn c_input_parsing_05_nested_tool_parameters_meet_one_sharp_limit() {
     let stack = Stack::start().await;
-    stack.brain.next(Script::acts(vec![Act::piece("one"), Act::Wait(Duration::from_millis(300)), Act::piece("two"), Act::Eos]));
+    stack.brain.next(Script::acts(vec![
+        Act::piece("one"),
+        Act::Wait(Duration::from_millis(300)),
+        Act::piece("two"),
+        Act::Eos,
+    ]));
     let mut stream = Connection::open(stack.address()).await;
     let head = stream.begin(&Request::post(CHAT, &chat(json!({"stream": true})))).await;
     for depth in [100, 127, 128, 129, 1000, 20_000] {
         let answer = stack.send(&Request::post_raw(CHAT, with_tool(&parameters(depth)))).await;
         check_error(&answer, 400, None, None);
     }
-    assert_eq!(Reading::of(&stream.rest(head, false).await).only().text, "onetwo", "another stream is undisturbed");
+    assert_eq!(
+        Reading::of(&stream.rest(head, false).await).only().text,
+        "onetwo",
+        "another stream is undisturbed"
+    );
     let mut accepted = Vec::new();
     for depth in 1..=80 {
         let answer = stack.send(&Request::post_raw(CHAT, with_tool(&parameters(depth)))).await;

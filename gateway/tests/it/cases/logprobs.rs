@@ -119,7 +119,8 @@ async fn c_logprobs_04_echoed_prompt_for_likelihood_scoring() {
 #[tokio::test]
 async fn c_logprobs_05_minus_infinity_in_alternatives() {
     let stack = Stack::start().await;
-    let fields = json!({"prompt": "seven green bottles", "echo": true, "logprobs": 5, "temperature": 1, "top_k": 1});
+    let fields =
+        json!({"prompt": "seven green bottles", "echo": true, "logprobs": 5, "temperature": 1, "top_k": 1});
     let reading = stack.agree(COMPLETIONS, &completion(fields)).await;
     check_finite(&reading.only().logprobs);
     let reading = stack.agree(CHAT, &chat(json!({"logprobs": true, "top_logprobs": 20}))).await;

@@ -61,7 +61,8 @@ async fn c_parameter_edges_02_max_tokens_null() {
     stack.brain.always(Script::acts(vec![Act::Seeded]));
     let chat_limit = stack.agree(CHAT, &chat(json!({"seed": 4}))).await;
     let limit = stack.brain.last_submit().stop.max_tokens;
-    let with_null = stack.agree(CHAT, &chat(json!({"seed": 4, "max_tokens": null, "max_completion_tokens": null}))).await;
+    let with_null =
+        stack.agree(CHAT, &chat(json!({"seed": 4, "max_tokens": null, "max_completion_tokens": null}))).await;
     assert_eq!(with_null.choices, chat_limit.choices);
     assert_eq!(stack.brain.last_submit().stop.max_tokens, limit);
     let left_out = stack.agree(COMPLETIONS, &completion(json!({"seed": 4}))).await;
@@ -73,8 +74,12 @@ async fn c_parameter_edges_02_max_tokens_null() {
 #[tokio::test]
 async fn c_parameter_edges_03_seed_outside_int64() {
     let stack = Stack::start().await;
-    refused(&stack, "seed", &["18446744073709551616", "9223372036854775808", "-9223372036854775809", "1.5", "\"1\"", "1e999"])
-        .await;
+    refused(
+        &stack,
+        "seed",
+        &["18446744073709551616", "9223372036854775808", "-9223372036854775809", "1.5", "\"1\"", "1e999"],
+    )
+    .await;
     taken(&stack, "seed", &["9223372036854775807", "-9223372036854775808", "-1", "0", "null"]).await;
     let mut seeds = std::collections::HashSet::new();
     for seed in [i64::MAX, i64::MIN, -1, 0, 1] {
@@ -87,7 +92,15 @@ async fn c_parameter_edges_03_seed_outside_int64() {
 #[tokio::test]
 async fn c_parameter_edges_04_logit_bias_outside_the_vocabulary() {
     let stack = Stack::start().await;
-    let bad = ["{\"99999999\":5}", "{\"-1\":5}", "{\"abc\":5}", "{\"5\":101}", "{\"5\":-101}", "{\"5\":null}", "[]"];
+    let bad = [
+        "{\"99999999\":5}",
+        "{\"-1\":5}",
+        "{\"abc\":5}",
+        "{\"5\":101}",
+        "{\"5\":-101}",
+        "{\"5\":null}",
+        "[]",
+    ];
     refused(&stack, "logit_bias", &bad).await;
     for id in ["99999999", "-1", "abc"] {
         let answer = chat_raw(&stack, CHAT, "logit_bias", &format!("{{\"{id}\":5}}")).await;
@@ -127,7 +140,12 @@ async fn c_parameter_edges_05_relatives_are_refused_by_name() {
     for (field, value) in [("top_logprobs", json!(2)), ("stream_options", json!({"include_usage": true}))] {
         check_error(&stack.chat(json!({field: value})).await, 400, Some(field), None);
     }
-    check_error(&stack.chat(json!({"logprobs": true, "top_logprobs": 21})).await, 400, Some("top_logprobs"), None);
+    check_error(
+        &stack.chat(json!({"logprobs": true, "top_logprobs": 21})).await,
+        400,
+        Some("top_logprobs"),
+        None,
+    );
     check_error(&stack.complete(json!({"logprobs": 6})).await, 400, Some("logprobs"), None);
     stack.assert_healthy().await;
 }
@@ -138,7 +156,9 @@ async fn c_parameter_edges_05_relatives_are_refused_by_name() {
 async fn c_seed_determinism_01_the_seed_arrives_and_none_is_shared() {
     let stack = Stack::start().await;
     stack.brain.always(Script::acts(vec![Act::Seeded]));
-    let text = async |fields: Value| Reading::of(&stack.chat(merged(json!({"max_tokens": 40}), fields)).await).only().text.clone();
+    let text = async |fields: Value| {
+        Reading::of(&stack.chat(merged(json!({"max_tokens": 40}), fields)).await).only().text.clone()
+    };
     let first = text(json!({"seed": 5})).await;
     for _ in 0..9 {
         assert_eq!(text(json!({"seed": 5})).await, first);

@@ -33,7 +33,10 @@ impl ServerProcess {
     pub(super) async fn start(context_tokens: u32) -> Self {
         let folder = tempfile::tempdir().expect("there is a temporary directory");
         let socket = folder.path().join("brain.sock");
-        let brain = ScriptedBrain::start(&socket, hello(model::NAME, model::vocab_size(), context_tokens, model::eos()));
+        let brain = ScriptedBrain::start(
+            &socket,
+            hello(model::NAME, model::vocab_size(), context_tokens, model::eos()),
+        );
         let config = folder.path().join("pons.toml");
         let toml = format!(
             "[[model]]\nname = {:?}\npath = {:?}\nbrain = \"unix:{}\"\n",

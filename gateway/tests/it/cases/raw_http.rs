@@ -153,7 +153,8 @@ impl Connection {
     /// Reads one head, an interim one (1xx) too.
     pub(crate) async fn head(&mut self) -> Head {
         let first = self.line().await;
-        let status = first.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).and_then(|s| s.parse().ok());
+        let status =
+            first.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).and_then(|s| s.parse().ok());
         let status = status.unwrap_or_else(|| panic!("{first:?} is no status line"));
         let mut headers = Vec::new();
         loop {
@@ -212,7 +213,8 @@ impl Connection {
             }
         }
         let line = self.line().await;
-        let size = usize::from_str_radix(line.trim(), 16).unwrap_or_else(|_| panic!("{line:?} is no chunk size"));
+        let size =
+            usize::from_str_radix(line.trim(), 16).unwrap_or_else(|_| panic!("{line:?} is no chunk size"));
         while self.held.len() < size + 2 {
             if !self.fill().await {
                 return Chunk::Cut;

@@ -73,7 +73,8 @@ fn whole(body: &Value) -> Reading {
     let choices = choices.iter().enumerate().map(|(index, choice)| {
         assert_eq!(choice["index"], index, "{body}");
         assert!(FINISHES.contains(&choice["finish_reason"].as_str().unwrap_or_default()), "{body}");
-        let mut out = Choice { finish: text(&choice["finish_reason"]), logprobs: Value::Null, ..Choice::default() };
+        let mut out =
+            Choice { finish: text(&choice["finish_reason"]), logprobs: Value::Null, ..Choice::default() };
         if chat {
             let message = &choice["message"];
             assert_eq!(message["role"], "assistant");
@@ -92,7 +93,12 @@ fn whole(body: &Value) -> Reading {
         }
         out
     });
-    Reading { choices: choices.collect(), usage: body["usage"].clone(), id: text(&body["id"]), frames: Vec::new() }
+    Reading {
+        choices: choices.collect(),
+        usage: body["usage"].clone(),
+        id: text(&body["id"]),
+        frames: Vec::new(),
+    }
 }
 
 fn call(call: &Value) -> Call {
@@ -120,10 +126,16 @@ fn streamed(body: &str) -> Reading {
     let events = events(body);
     assert!(body.ends_with("data: [DONE]\n\n"), "{body:?}");
     assert_eq!(events.iter().filter(|event| **event == Event::Done).count(), 1);
-    let frames: Vec<Value> =
-        events.into_iter().filter_map(|event| if let Event::Data(value) = event { Some(value) } else { None }).collect();
-    let mut reading =
-        Reading { choices: Vec::new(), usage: Value::Null, id: text(&frames[0]["id"]), frames: frames.clone() };
+    let frames: Vec<Value> = events
+        .into_iter()
+        .filter_map(|event| if let Event::Data(value) = event { Some(value) } else { None })
+        .collect();
+    let mut reading = Reading {
+        choices: Vec::new(),
+        usage: Value::Null,
+        id: text(&frames[0]["id"]),
+        frames: frames.clone(),
+    };
     let chat = frames[0]["object"] == "chat.completion.chunk";
     assert!(chat || frames[0]["object"] == "text_completion", "{body}");
     for (at, frame) in frames.iter().enumerate() {
@@ -145,7 +157,10 @@ fn streamed(body: &str) -> Reading {
             }
             if chat && index == reading.choices.len() {
                 reading.choices.push(Choice::default());
-                assert_eq!(choice["delta"]["role"], "assistant", "the first frame of {index} has no role: {body}");
+                assert_eq!(
+                    choice["delta"]["role"], "assistant",
+                    "the first frame of {index} has no role: {body}"
+                );
             } else {
                 assert!(choice["delta"].get("role").is_none(), "a second role: {body}");
             }
@@ -153,7 +168,10 @@ fn streamed(body: &str) -> Reading {
             add(&mut reading.choices[index], choice, chat);
         }
     }
-    assert!(reading.choices.iter().all(|choice| !choice.finish.is_empty()), "a choice without its end: {body}");
+    assert!(
+        reading.choices.iter().all(|choice| !choice.finish.is_empty()),
+        "a choice without its end: {body}"
+    );
     reading
 }
 
@@ -215,7 +233,8 @@ fn add_legacy(all: &mut Value, part: &Value) {
         *all = json!({"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []});
     }
     for (key, list) in part {
-        if let (Some(target), Some(list)) = (all.get_mut(key).and_then(Value::as_array_mut), list.as_array()) {
+        if let (Some(target), Some(list)) = (all.get_mut(key).and_then(Value::as_array_mut), list.as_array())
+        {
             target.extend(list.iter().cloned());
         }
     }

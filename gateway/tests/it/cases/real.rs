@@ -29,7 +29,11 @@ impl RealStack {
     /// With these lines in the model's entry.
     pub(super) async fn with(model_toml: &str) -> Self {
         let program = program();
-        assert!(program.is_file(), "{} is missing; run `cargo build -p pons-gpu-worker` first", program.display());
+        assert!(
+            program.is_file(),
+            "{} is missing; run `cargo build -p pons-gpu-worker` first",
+            program.display()
+        );
         let folder = tempfile::tempdir().expect("there is a temporary directory");
         let toml = format!(
             "log = \"error\"\n[[model]]\nname = {:?}\npath = {:?}\nthreads = 1\nkv_memory = \"16MiB\"\n{model_toml}",
@@ -84,8 +88,10 @@ impl RealStack {
         let folder = self.folder.path().to_str().expect("temporary names are ASCII");
         let processes = std::fs::read_dir("/proc").expect("this is Linux");
         processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok()).find(|pid| {
-            let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-            let parent = read("stat").rsplit(')').next().and_then(|rest| rest.split(' ').nth(2).map(str::to_owned));
+            let read =
+                |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            let parent =
+                read("stat").rsplit(')').next().and_then(|rest| rest.split(' ').nth(2).map(str::to_owned));
             parent.as_deref() == Some(&ours) && read("cmdline").contains(folder)
         })
     }

@@ -41,7 +41,9 @@ async fn c_streaming_framing_02_heartbeats_fill_every_silence_with_comments() {
         assert_eq!(Reading::of(&answer).only().text, "onetwo");
         let comments = |event: &Event| matches!(event, Event::Comment(text) if text.starts_with(':'));
         let events = events(answer.text());
-        let token = |piece: &str| events.iter().position(|e| matches!(e, Event::Data(v) if v.to_string().contains(piece)));
+        let token = |piece: &str| {
+            events.iter().position(|e| matches!(e, Event::Data(v) if v.to_string().contains(piece)))
+        };
         let (one, two) = (token("one").unwrap(), token("two").unwrap());
         assert!(events[..one].iter().filter(|e| comments(e)).count() >= 3, "{}", answer.text());
         assert!(events[one..two].iter().filter(|e| comments(e)).count() >= 3, "{}", answer.text());
@@ -87,7 +89,8 @@ fn comparable(answer: &crate::cases::raw_http::Answer) -> Vec<Value> {
 async fn c_streaming_framing_04_a_frame_of_the_brain_cut_at_every_byte() {
     let stack = Stack::start().await;
     stack.brain.always(Script::burst(&["one", "two", "早上好", " 🚀", "ñ"]));
-    let request = json!({"stream": true, "stream_options": {"include_usage": true}, "logprobs": true, "seed": 1});
+    let request =
+        json!({"stream": true, "stream_options": {"include_usage": true}, "logprobs": true, "seed": 1});
     let whole = comparable(&stack.chat(request.clone()).await);
     assert_eq!(whole.last().unwrap()["usage"]["completion_tokens"], 6);
     for cut in 1..=300 {
@@ -118,7 +121,9 @@ async fn c_streaming_framing_05_failure_after_the_first_token() {
                 let choice = &frame["choices"][0];
                 assert!(choice["finish_reason"].is_null(), "{frame}");
                 assert!(frame["usage"].is_null(), "{frame}");
-                text.push_str(choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default());
+                text.push_str(
+                    choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default(),
+                );
             }
             assert_eq!(text, words.concat());
             assert!(!answer.text().contains("[DONE]"));

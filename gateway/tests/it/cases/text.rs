@@ -57,7 +57,10 @@ async fn c_utf8_split_03_bytes_that_can_never_be_completed() {
     // A character that is begun and never ended, by another character and by the end.
     stack.brain.always(Script::hex(&["f0", "9f", "6f6b", "e4", "bd"]));
     for reading in stack.everywhere(json!({})).await {
-        assert_eq!((reading.only().text.as_str(), reading.only().finish.as_str()), ("\u{fffd}ok\u{fffd}", "stop"));
+        assert_eq!(
+            (reading.only().text.as_str(), reading.only().finish.as_str()),
+            ("\u{fffd}ok\u{fffd}", "stop")
+        );
     }
 }
 
@@ -67,7 +70,9 @@ async fn c_stop_sequences_01_stop_string_spread_over_four_tokens() {
     let pieces = ["thr", "ee", " fo", "ur", "! five"];
     for script in [Script::pieces(&pieces), Script::burst(&pieces)] {
         stack.brain.always(script);
-        for reading in stack.everywhere(json!({"temperature": 0, "max_tokens": 32, "stop": ["three four"]})).await {
+        for reading in
+            stack.everywhere(json!({"temperature": 0, "max_tokens": 32, "stop": ["three four"]})).await
+        {
             assert_eq!((reading.only().text.as_str(), reading.only().finish.as_str()), ("", "stop"));
             assert_eq!(reading.completion_tokens(), 4);
         }
@@ -112,7 +117,10 @@ async fn c_stop_sequences_04_a_false_start_is_released() {
     let stack = Stack::start().await;
     stack.brain.always(Script::pieces(&["red gre", "en bl", "ack end"]));
     for reading in stack.everywhere(json!({"stop": ["green blue"]})).await {
-        assert_eq!((reading.only().text.as_str(), reading.only().finish.as_str()), ("red green black end", "stop"));
+        assert_eq!(
+            (reading.only().text.as_str(), reading.only().finish.as_str()),
+            ("red green black end", "stop")
+        );
     }
     // A false start that the end of the answer cuts is released too.
     stack.brain.always(Script::pieces(&["red gre", "en bl"]));
@@ -120,7 +128,10 @@ async fn c_stop_sequences_04_a_false_start_is_released() {
         assert_eq!((reading.only().text.as_str(), reading.only().finish.as_str()), ("red green bl", "stop"));
     }
     for reading in stack.everywhere(json!({"stop": "green blue", "max_tokens": 2})).await {
-        assert_eq!((reading.only().text.as_str(), reading.only().finish.as_str()), ("red green bl", "length"));
+        assert_eq!(
+            (reading.only().text.as_str(), reading.only().finish.as_str()),
+            ("red green bl", "length")
+        );
     }
 }
 
@@ -143,12 +154,20 @@ async fn c_reasoning_split_02_stream_and_non_stream_agree_with_tags_of_one_token
     for pieces in [
         &["<think>", "let me", " see", "</think>", "Done."][..],
         &["<thi", "nk>let me", " see", "</think>", "Done."],
-        &["<", "t", "h", "i", "n", "k", ">", "let me", " see", "<", "/", "t", "h", "i", "n", "k", ">", "Done."],
+        &[
+            "<", "t", "h", "i", "n", "k", ">", "let me", " see", "<", "/", "t", "h", "i", "n", "k", ">",
+            "Done.",
+        ],
     ] {
         stack.brain.always(Script::pieces(pieces));
         let reading = stack.agree(CHAT, &chat(json!({"seed": 3, "max_tokens": 64}))).await;
-        assert_eq!((reading.only().reasoning.as_str(), reading.only().text.as_str()), ("let me see", "Done."));
-        assert!(reading.usage["completion_tokens_details"]["reasoning_tokens"].as_u64().is_some_and(|n| n > 0));
+        assert_eq!(
+            (reading.only().reasoning.as_str(), reading.only().text.as_str()),
+            ("let me see", "Done.")
+        );
+        assert!(
+            reading.usage["completion_tokens_details"]["reasoning_tokens"].as_u64().is_some_and(|n| n > 0)
+        );
     }
     // The limit inside the thought: no content, and the reason is told.
     stack.brain.always(Script::pieces(&["<think>", "let me", " see", "</think>", "Done."]));

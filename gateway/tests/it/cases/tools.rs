@@ -111,7 +111,10 @@ async fn c_tool_choice_01_no_call_no_tool_calls_key() {
     let whole = stack.post(CHAT, &body).await.json();
     assert!(whole["choices"][0]["message"].get("tool_calls").is_none(), "{whole}");
     let reading = stack.agree(CHAT, &body).await;
-    assert_eq!((reading.only().text.as_str(), reading.only().finish.as_str()), ("It is 4 C and raining.", "stop"));
+    assert_eq!(
+        (reading.only().text.as_str(), reading.only().finish.as_str()),
+        ("It is 4 C and raining.", "stop")
+    );
     for frame in &reading.frames {
         assert!(frame["choices"][0]["delta"].get("tool_calls").is_none(), "{frame}");
     }
@@ -122,7 +125,9 @@ async fn c_tool_choice_03_finish_reasons_per_tool_choice() {
     let stack = Stack::start().await;
     stack.brain.always(one_call());
     let named = json!({"type": "function", "function": {"name": "get_weather"}});
-    for (choice, finish) in [(json!("auto"), "tool_calls"), (json!("required"), "tool_calls"), (named, "stop")] {
+    for (choice, finish) in
+        [(json!("auto"), "tool_calls"), (json!("required"), "tool_calls"), (named, "stop")]
+    {
         // `agree` compares the finish reasons of both modes.
         let reading = stack.agree(CHAT, &chat(json!({"tools": weather(), "tool_choice": choice}))).await;
         assert_eq!(reading.only().calls.len(), 1, "{choice}");

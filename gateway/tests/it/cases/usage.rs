@@ -17,7 +17,8 @@ async fn c_usage_accounting_01_usage_only_in_the_last_frame() {
         assert_eq!(last["choices"], json!([]));
         // Ids and sums are compared by `Reading`.
         assert_eq!(last["usage"]["completion_tokens"], 4);
-        let prompts: Vec<usize> = stack.brain.log().submits.iter().map(|submit| submit.prompt.len()).collect();
+        let prompts: Vec<usize> =
+            stack.brain.log().submits.iter().map(|submit| submit.prompt.len()).collect();
         assert!(prompts.iter().any(|length| last["usage"]["prompt_tokens"] == *length), "{last} {prompts:?}");
     }
 }
@@ -41,11 +42,16 @@ async fn c_usage_accounting_03_tokens_are_counted_and_not_frames() {
     let stack = Stack::start().await;
     let letters: Vec<u32> = (0..60).map(|at| u32::from(b'a') + at % 26).collect();
     let scripts = [1, 3, 7, 40].map(|step| {
-        Script::acts(letters.chunks(step).map(|tokens| Act::Tokens(tokens.to_vec())).chain([Act::Eos]).collect())
+        Script::acts(
+            letters.chunks(step).map(|tokens| Act::Tokens(tokens.to_vec())).chain([Act::Eos]).collect(),
+        )
     });
     for script in scripts {
         stack.brain.always(script);
-        for fields in [json!({"max_tokens": 40, "seed": 5}), json!({"max_tokens": 40, "seed": 5, "stop": ["nopx", "zabd"]})] {
+        for fields in [
+            json!({"max_tokens": 40, "seed": 5}),
+            json!({"max_tokens": 40, "seed": 5, "stop": ["nopx", "zabd"]}),
+        ] {
             for reading in stack.everywhere(fields).await {
                 assert_eq!(reading.completion_tokens(), 40);
                 assert_eq!(reading.only().text.len(), 40);
@@ -94,7 +100,11 @@ async fn c_choices_n_01_all_n_choices_come_back() {
         assert_eq!(reading.choices.len(), 4);
         assert_eq!(reading.completion_tokens(), 32);
         // The prompt counts once, whatever n is.
-        assert!(reading.usage["prompt_tokens"].as_u64().is_some_and(|tokens| tokens < 30), "{}", reading.usage);
+        assert!(
+            reading.usage["prompt_tokens"].as_u64().is_some_and(|tokens| tokens < 30),
+            "{}",
+            reading.usage
+        );
     }
     let prompts = json!({"prompt": ["a", "b", "c"], "n": 2, "max_tokens": 4, "seed": 2});
     let reading = stack.agree(COMPLETIONS, &completion(prompts)).await;
@@ -133,7 +143,8 @@ async fn c_choices_n_03_choices_of_one_seeded_request_differ_in_what_the_brain_i
     let fields = json!({"n": 4, "seed": 42, "temperature": 1.2, "max_tokens": 24});
     let first = stack.agree(CHAT, &chat(fields.clone())).await;
     let second = stack.agree(CHAT, &chat(fields)).await;
-    let texts: std::collections::HashSet<&str> = first.choices.iter().map(|choice| choice.text.as_str()).collect();
+    let texts: std::collections::HashSet<&str> =
+        first.choices.iter().map(|choice| choice.text.as_str()).collect();
     assert_eq!(texts.len(), 4);
     assert_eq!(first.choices, second.choices);
     let submits = stack.brain.log().submits;

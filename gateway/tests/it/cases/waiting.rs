@@ -57,7 +57,8 @@ async fn c_timeouts_and_keepalive_02_heartbeats_only_between_events() {
 
 #[tokio::test]
 async fn c_timeouts_and_keepalive_03_a_brain_that_never_answers() {
-    let limits = "[limits]\nin_flight = 1\nledger_slots = 10\n[timeouts]\nfirst_token_s = 0.5\ninter_token_s = 0.4";
+    let limits =
+        "[limits]\nin_flight = 1\nledger_slots = 10\n[timeouts]\nfirst_token_s = 0.5\ninter_token_s = 0.4";
     let stack = Stack::with(limits).await;
     let silent = Script::acts(vec![Act::Silence]);
     let scripts = [Script::default().received(Reception::Never), silent.clone()];
@@ -66,7 +67,9 @@ async fn c_timeouts_and_keepalive_03_a_brain_that_never_answers() {
             stack.brain.next(script.clone());
             let began = Instant::now();
             let answer = stack.post(path, &body).await;
-            assert!(began.elapsed() >= Duration::from_millis(400) && began.elapsed() < Duration::from_secs(3));
+            assert!(
+                began.elapsed() >= Duration::from_millis(400) && began.elapsed() < Duration::from_secs(3)
+            );
             // The only place for requests is free again, so the next one is served.
             stack.assert_error(&answer, 504, None, Some("timeout")).await;
         }
@@ -74,7 +77,9 @@ async fn c_timeouts_and_keepalive_03_a_brain_that_never_answers() {
     // Streamed: a status while nothing was said, an error frame after that.
     stack.brain.next(Script::default().received(Reception::Never));
     stack.assert_error(&stack.chat(json!({"stream": true})).await, 504, None, Some("timeout")).await;
-    for acts in [vec![Act::Silence], vec![Act::piece("one"), Act::piece("two"), Act::piece("one"), Act::Silence]] {
+    for acts in
+        [vec![Act::Silence], vec![Act::piece("one"), Act::piece("two"), Act::piece("one"), Act::Silence]]
+    {
         stack.brain.next(Script::acts(acts.clone()));
         let answer = stack.chat(json!({"stream": true})).await;
         let events = events(answer.text());

@@ -25,7 +25,8 @@ async fn c_logprobs_with_a_model_01_to_05() {
     for key in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
         assert_eq!(logprobs[key].as_array().map(Vec::len), Some(4), "{logprobs}");
     }
-    let body = chat(json!({"logprobs": true, "top_logprobs": 2, "max_tokens": 8, "temperature": 0, "seed": 7}));
+    let body =
+        chat(json!({"logprobs": true, "top_logprobs": 2, "max_tokens": 8, "temperature": 0, "seed": 7}));
     let reading = stack.agree(CHAT, &body).await;
     for entry in reading.only().logprobs.as_array().unwrap() {
         let top = entry["top_logprobs"].as_array().unwrap();
@@ -45,7 +46,8 @@ async fn c_logprobs_with_a_model_01_to_05() {
         assert_eq!(logprobs["top_logprobs"][at][token], logprobs["token_logprobs"][at], "{token}");
     }
     assert!(reading.only().text.starts_with(prompt));
-    let body = json!({"prompt": "seven green bottles", "echo": true, "logprobs": 1, "temperature": 1, "top_k": 1});
+    let body =
+        json!({"prompt": "seven green bottles", "echo": true, "logprobs": 1, "temperature": 1, "top_k": 1});
     check_finite(&stack.agree(COMPLETIONS, &completion(body)).await.only().logprobs);
     let format = json!({"type": "json_schema", "json_schema": {"name": "e", "schema": {"enum": ["a", "b"]}}});
     let body = chat(json!({"logprobs": true, "top_logprobs": 20, "response_format": format, "seed": 1}));
@@ -88,7 +90,8 @@ async fn c_seed_determinism_01_the_seed_reaches_the_sampler() {
 #[tokio::test]
 async fn c_seed_determinism_02_neighbours_in_the_batch_do_not_matter() {
     let stack = RealStack::start().await;
-    let request = chat(json!({"seed": 11, "temperature": 0.9, "ignore_eos": true, "max_tokens": 20, "logprobs": true}));
+    let request =
+        chat(json!({"seed": 11, "temperature": 0.9, "ignore_eos": true, "max_tokens": 20, "logprobs": true}));
     let alone = Reading::of(&stack.post(CHAT, &request).await).choices;
     for round in 0..10 {
         let neighbours: Vec<Value> = (0..8)
@@ -147,7 +150,9 @@ async fn c_structured_output_01_to_03_what_is_no_schema_is_refused_and_named() {
     let pattern = json!({"type": "object", "properties": {"s": {"type": "string", "pattern": "^code-([0-9]+$"}},
         "required": ["s"], "additionalProperties": false});
     for stream in [false, true] {
-        for (fields, named) in [(schema(car.clone()), "/properties/weight"), (schema(pattern.clone()), "code-([0-9]+")] {
+        for (fields, named) in
+            [(schema(car.clone()), "/properties/weight"), (schema(pattern.clone()), "code-([0-9]+")]
+        {
             let answer = stack.post(CHAT, &chat(merged(fields, json!({"stream": stream})))).await;
             check_error(&answer, 400, Some("response_format"), None);
             let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -174,7 +179,8 @@ async fn c_structured_output_04_endless_whitespace() {
         "items": {"type": "boolean"}, "maxItems": 3}}, "required": ["a", "b"], "additionalProperties": false});
     for format in [json!({"response_format": {"type": "json_object"}}), schema(object)] {
         for path in [CHAT, COMPLETIONS] {
-            let fields = merged(merged(format.clone(), bias.clone()), json!({"max_tokens": 512, "temperature": 0}));
+            let fields =
+                merged(merged(format.clone(), bias.clone()), json!({"max_tokens": 512, "temperature": 0}));
             let body = if path == CHAT { chat(fields) } else { completion(fields) };
             let reading = stack.agree(path, &body).await;
             assert_eq!(reading.only().finish, "stop", "{:?}", reading.only().text);
@@ -192,14 +198,19 @@ async fn c_structured_output_05_an_unsupported_keyword_is_named_or_honoured() {
     let parameters = json!({"type": "object", "properties": {"labels": {"type": "object",
         "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "string"}}},
         "required": ["labels"], "additionalProperties": false});
-    let tools = json!([{"type": "function", "function": {"name": "put", "strict": true, "parameters": parameters}}]);
-    let fields = merged(json!({"tools": tools, "tool_choice": "required", "max_tokens": 400, "seed": 3}), brief());
+    let tools =
+        json!([{"type": "function", "function": {"name": "put", "strict": true, "parameters": parameters}}]);
+    let fields =
+        merged(json!({"tools": tools, "tool_choice": "required", "max_tokens": 400, "seed": 3}), brief());
     let answer = stack.post(CHAT, &chat(fields)).await;
     if answer.status() == 200 {
         let reading = Reading::of(&answer);
         let arguments: Value = serde_json::from_str(&reading.only().calls[0].arguments).unwrap();
         let labels = arguments["labels"].as_object().unwrap();
-        assert!(labels.keys().all(|key| !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase())), "{labels:?}");
+        assert!(
+            labels.keys().all(|key| !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase())),
+            "{labels:?}"
+        );
     } else {
         check_error(&answer, 400, Some("tools"), None);
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -229,7 +240,9 @@ async fn c_disconnect_and_abort_01_the_brain_frees_the_blocks_of_a_client_that_l
             assert_eq!(stack.capacity().running, 1);
             drop(connection);
             let freed = stack.until("free blocks", |now| now.running == 0 && now.blocks_held == 0);
-            tokio::time::timeout(Duration::from_secs(2), freed).await.expect("within a second and a heartbeat");
+            tokio::time::timeout(Duration::from_secs(2), freed)
+                .await
+                .expect("within a second and a heartbeat");
             let made = stack.capacity().output_tokens_total - before;
             assert!(made < 3000, "{made} tokens for nobody");
         }
@@ -259,5 +272,8 @@ async fn c_disconnect_and_abort_03_a_queued_request_whose_client_left_is_never_p
     let (answer, ()) = tokio::join!(third, free);
     assert_eq!(answer.status(), 200, "{}", answer.text());
     let computed = stack.capacity().prompt_tokens_total - prefilled;
-    assert!(computed < 500, "{computed} prompt tokens were computed, the 1000 of the client that left among them");
+    assert!(
+        computed < 500,
+        "{computed} prompt tokens were computed, the 1000 of the client that left among them"
+    );
 }

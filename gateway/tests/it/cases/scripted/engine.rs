@@ -120,7 +120,9 @@ impl Sequence {
     /// A letter that depends on nothing but seed, choice and position.
     fn drawn(&self) -> TokenId {
         let sampling = &self.submit.sampling;
-        let mut x = sampling.seed ^ (u64::from(sampling.choice) << 40) ^ (self.position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut x = sampling.seed
+            ^ (u64::from(sampling.choice) << 40)
+            ^ (self.position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         u32::from(b'a') + ((x >> 33) % 26) as u32
