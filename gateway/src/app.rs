@@ -32,6 +32,8 @@ pub struct App {
     pub in_flight: Arc<Semaphore>,
     /// One permit for each thread that may parse and tokenize large bodies.
     pub compute: Arc<Semaphore>,
+    /// One permit for each KiB of the bodies held.
+    pub bodies: Arc<Semaphore>,
     /// One permit for each rejected request whose body is still being read.
     pub unread: Arc<Semaphore>,
     /// Cancelled when the server begins to drain: nothing new is accepted.
@@ -49,6 +51,7 @@ impl App {
             metrics: Metrics::new(config.models.iter().map(|model| model.name.clone())),
             in_flight: Arc::new(Semaphore::new(config.limits.in_flight)),
             compute: Arc::new(Semaphore::new(threads)),
+            bodies: Arc::new(Semaphore::new(config.limits.bodies_bytes.div_ceil(1024))),
             unread: Arc::new(Semaphore::new(MAX_UNREAD_BODIES)),
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
