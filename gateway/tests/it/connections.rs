@@ -175,6 +175,12 @@ async fn bodies_are_bounded_together_and_the_room_comes_back() {
         client.write_all(&[head.as_bytes(), &[b' '; 60 << 10]].concat()).await.unwrap();
         slow.push(client);
     }
+    let held = async {
+        while fixture.server.app().bodies.available_permits() > 8 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, held).await.expect("what has arrived is counted");
     let body = json!({"model": MODEL, "prompt": "a ".repeat(10 << 10)});
     until_status(&fixture, "/tokenize", &body, 503).await;
     assert_eq!(fixture.get("/health").await.status, 200);
