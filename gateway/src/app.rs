@@ -6,11 +6,11 @@ use crate::brains::Brains;
 use crate::config::{ModelConfig, ResolvedConfig};
 use crate::error::ApiError;
 use crate::openai::ServedModel;
-use crate::store::{KeyRing, Store, StoreError, hash_key};
+use crate::store::{KeyRing, Store, hash_key};
 use crate::telemetry::Metrics;
 use rand::Rng;
 use rand::distr::Alphanumeric;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -32,39 +32,34 @@ pub struct App {
     pub in_flight: Arc<Semaphore>,
     /// One permit for each thread that may parse and tokenize large bodies.
     pub compute: Arc<Semaphore>,
+    /// One permit for each KiB of the bodies held.
+    pub bodies: Arc<Semaphore>,
     /// One permit for each rejected request whose body is still being read.
     pub unread: Arc<Semaphore>,
     /// Cancelled when the server begins to drain: nothing new is accepted.
     pub draining: CancellationToken,
     /// Cancelled when the drain is over: what still runs ends with an error.
     pub abort: CancellationToken,
-    keys: RwLock<Arc<KeyRing>>,
     admin_token: [u8; 32],
 }
 
 impl App {
     /// Puts the parts together. `admin_token` opens the admin routes.
-    pub fn new(
-        config: ResolvedConfig,
-        store: Store,
-        brains: Brains,
-        admin_token: &str,
-    ) -> Result<Self, StoreError> {
-        let keys = RwLock::new(Arc::new(store.load_key_ring()?));
+    pub fn new(config: ResolvedConfig, store: Store, brains: Brains, admin_token: &str) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Ok(Self {
+        Self {
             metrics: Metrics::new(config.models.iter().map(|model| model.name.clone())),
             in_flight: Arc::new(Semaphore::new(config.limits.in_flight)),
             compute: Arc::new(Semaphore::new(threads)),
+            bodies: Arc::new(Semaphore::new(config.limits.bodies_bytes.div_ceil(1024))),
             unread: Arc::new(Semaphore::new(MAX_UNREAD_BODIES)),
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
-            keys,
             admin_token: hash_key(admin_token),
             config,
             store,
             brains,
-        })
+        }
     }
 
     /// The links to the brains.
@@ -74,14 +69,7 @@ impl App {
 
     /// The valid keys as of now.
     pub fn keys(&self) -> Arc<KeyRing> {
-        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Reads the keys again, after one was created or revoked.
-    pub fn reload_keys(&self) -> Result<(), StoreError> {
-        let fresh = Arc::new(self.store.load_key_ring()?);
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = fresh;
-        Ok(())
+        self.store.keys()
     }
 
     /// Whether this is the admin token. Hashes are compared, in constant time.

@@ -82,6 +82,7 @@ pub struct RawConfig {
 #[serde(deny_unknown_fields)]
 struct RawLimits {
     body_bytes: Option<usize>,
+    bodies_bytes: Option<usize>,
     header_bytes: Option<usize>,
     in_flight: Option<usize>,
     connections: Option<usize>,
@@ -153,6 +154,8 @@ pub struct ResolvedConfig {
 pub struct Limits {
     /// Largest request body, after decompression too.
     pub body_bytes: usize,
+    /// Most bytes of request bodies held at one time, all together; more are answered 503.
+    pub bodies_bytes: usize,
     /// Largest request head.
     pub header_bytes: usize,
     /// Most generating requests at one time; more are answered 503.
@@ -238,8 +241,10 @@ pub fn resolve(raw: RawConfig, overrides: Overrides) -> Result<ResolvedConfig, C
 
 fn resolve_limits(raw: &RawLimits) -> Result<Limits, ConfigError> {
     let in_flight = count("limits.in_flight", raw.in_flight, 1024, 1..=100_000)?;
+    let body_bytes = count("limits.body_bytes", raw.body_bytes, 32 << 20, 1024..=1 << 32)?;
     Ok(Limits {
-        body_bytes: count("limits.body_bytes", raw.body_bytes, 32 << 20, 1024..=1 << 32)?,
+        body_bytes,
+        bodies_bytes: count("limits.bodies_bytes", raw.bodies_bytes, 8 * body_bytes, body_bytes..=1 << 40)?,
         header_bytes: count("limits.header_bytes", raw.header_bytes, 64 << 10, 8192..=1 << 24)?,
         in_flight,
         connections: count("limits.connections", raw.connections, 4096, 1..=1_000_000)?,

@@ -10,6 +10,13 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+mod patience;
+
+pub use patience::Patience;
+use patience::Watched;
+
+type Frames = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
+
 /// An answer on its way out.
 pub type Reply = Response<ReplyBody>;
 
@@ -18,14 +25,15 @@ pub struct ReplyBody(Kind);
 
 enum Kind {
     Whole(Bytes),
-    Frames(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+    Frames(Frames),
+    Watched(Watched),
 }
 
 impl std::fmt::Debug for ReplyBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
             Kind::Whole(bytes) => write!(f, "ReplyBody of {} bytes", bytes.len()),
-            Kind::Frames(_) => f.write_str("ReplyBody of frames"),
+            Kind::Frames(_) | Kind::Watched(_) => f.write_str("ReplyBody of frames"),
         }
     }
 }
@@ -46,11 +54,20 @@ impl ReplyBody {
         Self(Kind::Frames(Box::pin(stream)))
     }
 
+    /// The same body; a stream is let go when its reader pauses too long, and `hold` is dropped when it ends,
+    /// however it ends. Must be called inside the runtime.
+    pub fn watched(self, hold: impl Send + 'static, patience: Patience) -> Self {
+        match self.0 {
+            Kind::Frames(frames) => Self(Kind::Watched(Watched::new(frames, Box::new(hold), patience))),
+            other => Self(other),
+        }
+    }
+
     /// Length, if it is known.
     pub fn length(&self) -> Option<usize> {
         match &self.0 {
             Kind::Whole(bytes) => Some(bytes.len()),
-            Kind::Frames(_) => None,
+            Kind::Frames(_) | Kind::Watched(_) => None,
         }
     }
 }
@@ -69,6 +86,9 @@ impl Body for ReplyBody {
             Kind::Frames(stream) => {
                 stream.as_mut().poll_next(cx).map(|frame| frame.map(|bytes| Ok(Frame::data(bytes))))
             }
+            Kind::Watched(watched) => {
+                watched.poll_next(cx).map(|frame| frame.map(|bytes| Ok(Frame::data(bytes))))
+            }
         }
     }
 
@@ -79,7 +99,7 @@ impl Body for ReplyBody {
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             Kind::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Kind::Frames(_) => SizeHint::default(),
+            Kind::Frames(_) | Kind::Watched(_) => SizeHint::default(),
         }
     }
 }

@@ -129,6 +129,15 @@ pub fn find(method: &Method, path: &str) -> Found {
     Found::WrongMethod { access: first.access, allow: allow.join(", ") }
 }
 
+/// Who may call what this path leads to, whatever the verb.
+pub fn access(path: &str) -> Option<Access> {
+    match find(&Method::OPTIONS, path) {
+        Found::WrongMethod { access, .. } => Some(access),
+        Found::Route { route, .. } => Some(route.access),
+        Found::Nothing => None,
+    }
+}
+
 /// The rest of the path if the pattern fits.
 fn matches(pattern: &str, path: &str) -> Option<String> {
     let Some(prefix) = pattern.strip_suffix('*') else {

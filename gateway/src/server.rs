@@ -4,28 +4,21 @@
 use crate::app::{App, random_id};
 use crate::brains::{self, BrainsError};
 use crate::config::ResolvedConfig;
-use crate::layer::slow_reader::SlowReaderGuard;
-use crate::stack;
 use crate::store::{Store, StoreError};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
 mod admin_file;
+mod connection;
+mod socket;
 
 pub use admin_file::{AdminFile, FILE_NAME as ADMIN_FILE_NAME};
-
-/// Most streams of one HTTP/2 connection.
-const MAX_STREAMS: u32 = 256;
 
 /// How long answers may take to be written after what they wait for was aborted.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -89,7 +82,7 @@ pub async fn start(mut config: ResolvedConfig) -> Result<RunningServer, ServerEr
     let admin_token = format!("pons-admin-{}", random_id(43));
     let admin_file = AdminFile::write(&config.state_dir, address, &admin_token)
         .map_err(|(path, error)| ServerError::AdminFile { path, reason: error.to_string() })?;
-    let app = Arc::new(App::new(config, store, brains, &admin_token)?);
+    let app = Arc::new(App::new(config, store, brains, &admin_token));
     let connections = TaskTracker::new();
     let accepting = tokio::spawn(accept(Arc::clone(&app), listener, connections.clone()));
     tracing::info!(%address, "listening");
@@ -157,7 +150,7 @@ async fn accept(app: Arc<App>, listener: TcpListener, connections: TaskTracker) 
             Ok((stream, peer)) => {
                 let app = Arc::clone(&app);
                 connections.spawn(async move {
-                    serve(app, stream, peer).await;
+                    connection::serve(app, stream, peer).await;
                     drop(place);
                 });
             }
@@ -167,44 +160,4 @@ async fn accept(app: Arc<App>, listener: TcpListener, connections: TaskTracker) 
             }
         }
     }
-}
-
-/// Serves one connection, HTTP/1.1 or HTTP/2, until it ends or the server drains.
-async fn serve(app: Arc<App>, stream: TcpStream, peer: SocketAddr) {
-    // A token is a small write that must not wait for the next one.
-    let _ = stream.set_nodelay(true);
-    let limit = Duration::from_secs_f64(app.config.timeouts.slow_reader_s);
-    let io = TokioIo::new(SlowReaderGuard::new(stream, limit));
-    let builder = builder(&app);
-    let service = service_fn(|request| {
-        let app = Arc::clone(&app);
-        async move { Ok::<_, Infallible>(stack::answer(app, peer, request).await) }
-    });
-    let mut connection = std::pin::pin!(builder.serve_connection(io, service));
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = app.draining.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%peer, error = %error, "connection ended early");
-    }
-}
-
-fn builder(app: &App) -> auto::Builder<TokioExecutor> {
-    let config = &app.config;
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_secs_f64(config.timeouts.headers_s))
-        .max_buf_size(config.limits.header_bytes);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS)
-        .max_header_list_size(u32::try_from(config.limits.header_bytes).unwrap_or(u32::MAX));
-    builder
 }

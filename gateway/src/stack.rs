@@ -32,11 +32,13 @@ impl From<ApiError> for Stop {
 pub async fn answer(app: Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> Reply {
     let (head, incoming) = request.into_parts();
     let arrival = Arrival::of(&head.method, head.uri.path(), &head.headers);
+    let shared = cors::is_shared(routes::access(head.uri.path()));
     let mut unread_body = Some(incoming);
     let reply = finish::dress(
         // Outermost: every answer, also to a panic, carries its request id, CORS and timing, and is counted.
         &app,
         &arrival,
+        shared,
         finish::catch_panic(async {
             Passage::enter(&app, peer, &arrival, &head.method, &head.uri, &head.headers)
                 // Before all else, since a browser sends no key with a preflight and stops on any other status.
@@ -116,7 +118,7 @@ impl<'a> Passage<'a> {
             Found::WrongMethod { access, .. } => *access,
             Found::Nothing => Access::Admin,
         };
-        self.caller = authenticate::authenticate(self.app, access, self.peer, self.headers)?;
+        self.caller = authenticate::authenticate(self.app, access, self.peer, self.uri, self.headers)?;
         Ok(self)
     }
 

@@ -3,10 +3,11 @@
 
 use super::{query_value, read_body};
 use crate::error::ApiError;
-use crate::openai;
+use crate::openai::{self, fields::Fields};
 use crate::reply_body::{self, Reply};
 use crate::stack::Call;
 use crate::store::{LedgerFilter, MAX_LISTED, Store, StoreError};
+use http::StatusCode;
 use hyper::body::Incoming;
 use serde_json::json;
 
@@ -14,7 +15,11 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match &error {
             StoreError::BadTenantName { .. } => Self::invalid("tenant", error.to_string()),
-            StoreError::NoSuchKey { .. } => Self::invalid("id", error.to_string()).with_code("not_found"),
+            StoreError::NoSuchKey { .. } => {
+                let mut refusal = Self::invalid("id", error.to_string()).with_code("not_found");
+                refusal.status = StatusCode::NOT_FOUND;
+                refusal
+            }
             _ => Self::internal(error.to_string()),
         }
     }
@@ -40,17 +45,13 @@ pub(super) async fn list_keys(call: &Call<'_>) -> Result<Reply, ApiError> {
 pub(super) async fn create_key(call: &Call<'_>, incoming: &mut Option<Incoming>) -> Result<Reply, ApiError> {
     let body = read_body(call, incoming).await?;
     let value = openai::json::parse(&body)?;
-    let Some(tenant) = value.get("tenant").and_then(|tenant| tenant.as_str()) else {
-        return Err(ApiError::missing("tenant"));
-    };
+    let tenant = Fields::top(&value)?.string("tenant")?.ok_or_else(|| ApiError::missing("tenant"))?;
     let key = call.app.store.create_key(tenant).await?;
-    call.app.reload_keys()?;
     Ok(reply_body::json(&key))
 }
 
 pub(super) async fn revoke_key(call: &Call<'_>) -> Result<Reply, ApiError> {
     let info = call.app.store.revoke_key(&call.rest).await?;
-    call.app.reload_keys()?;
     Ok(reply_body::json(&info))
 }
 

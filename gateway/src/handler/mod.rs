@@ -18,7 +18,6 @@ use crate::stack::Call;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Bodies above this size are parsed and tokenized off the network's threads.
 const INLINE_BODY_BYTES: usize = 8 << 10;
@@ -45,11 +44,9 @@ pub(crate) async fn handle(call: Call<'_>, incoming: &mut Option<Incoming>) -> R
     }
 }
 
-/// Reads the body within the limits of size and time.
+/// Reads the body within the limits of size, time and memory.
 async fn read_body(call: &Call<'_>, incoming: &mut Option<Incoming>) -> Result<Bytes, ApiError> {
-    let config = &call.app.config;
-    let wait = Duration::from_secs_f64(config.timeouts.body_s);
-    body::read(call.headers, incoming, &config.limits, wait).await
+    body::read(&call.app, call.headers, incoming).await
 }
 
 /// Runs work whose time grows with the body: small ones here, large ones on a bounded number of other threads,

@@ -1,7 +1,9 @@
 //! Cross-origin headers. The rule: they are on every answer, errors too, and no cookie is ever involved, so any
-//! origin may read what its key may read.
+//! origin may read what its key may read. The routes of the operator and of the admin have none: no page has
+//! any business there.
 
 use crate::reply_body::{self, Reply};
+use crate::routes::Access;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
 /// Longest list of asked-for headers that is granted as it is.
@@ -16,7 +18,12 @@ const ALLOWED: &str = "authorization, content-type, openai-organization, openai-
      x-stainless-package-version, x-stainless-retry-count, x-stainless-runtime, x-stainless-runtime-version, \
      x-stainless-timeout, x-stainless-read-timeout, x-stainless-async, x-stainless-helper-method";
 
-/// The answer to `OPTIONS`, on every path.
+/// Whether pages of any origin may read the answers of a path; `None` is a path that leads nowhere.
+pub fn is_shared(access: Option<Access>) -> bool {
+    !matches!(access, Some(Access::Operator | Access::Admin))
+}
+
+/// The answer to `OPTIONS`, on every path. Without the headers of [`expose`] it grants nothing.
 pub fn preflight(headers: &HeaderMap) -> Reply {
     let mut reply = reply_body::empty(StatusCode::NO_CONTENT);
     let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS);
@@ -35,7 +42,7 @@ pub fn preflight(headers: &HeaderMap) -> Reply {
     reply
 }
 
-/// The headers of every answer.
+/// The headers of every answer to a page.
 pub fn expose(headers: &mut HeaderMap) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));

@@ -42,7 +42,9 @@ fn panicked() -> ApiError {
 }
 
 /// Completes an answer, logs it and counts it.
-pub(crate) fn dress(app: &App, arrival: &Arrival, result: Result<Reply, Stop>) -> Reply {
+///
+/// `shared` says whether pages of any origin may read it.
+pub(crate) fn dress(app: &App, arrival: &Arrival, shared: bool, result: Result<Reply, Stop>) -> Reply {
     let mut reply = match result {
         Ok(reply) => reply,
         Err(Stop::Answered(reply)) => *reply,
@@ -53,7 +55,9 @@ pub(crate) fn dress(app: &App, arrival: &Arrival, result: Result<Reply, Stop>) -
     };
     let elapsed = arrival.at().elapsed();
     let headers = reply.headers_mut();
-    cors::expose(headers);
+    if shared {
+        cors::expose(headers);
+    }
     if let Ok(id) = HeaderValue::from_str(arrival.request_id()) {
         headers.insert("x-request-id", id);
     }

@@ -5,7 +5,7 @@
 
 mod chat;
 mod completion;
-mod fields;
+pub(crate) mod fields;
 mod frame;
 pub mod json;
 mod logprobs;

@@ -18,7 +18,7 @@ pub use writer::LedgerSlot;
 use rand::TryRngCore;
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use writer::Writer;
 
 /// Most memory for the database's pages: enough for the keys and the ledger's newest end, and a bound that a
@@ -47,6 +47,8 @@ struct Inner {
     database: Arc<Database>,
     writer: Writer,
     secret: [u8; 32],
+    /// What authentication reads. Only the writer thread replaces it, so a newer ring never gives way to an older.
+    ring: Arc<RwLock<Arc<KeyRing>>>,
 }
 
 impl Store {
@@ -62,8 +64,9 @@ impl Store {
         restrict_file(&path)?;
         let secret = prepare(&database, dir)?;
         let database = Arc::new(database);
+        let ring = Arc::new(RwLock::new(Arc::new(KeyRing::load(&database, &secret)?)));
         let writer = Writer::start(Arc::clone(&database), ledger_slots)?;
-        Ok(Self { inner: Arc::new(Inner { database, writer, secret }) })
+        Ok(Self { inner: Arc::new(Inner { database, writer, secret, ring }) })
     }
 
     /// Ends the writer thread once everything handed to it is on the disk.
@@ -96,16 +99,27 @@ impl Store {
         ledger::sum(&self.inner.database, filter)
     }
 
-    /// Creates a key, and its tenant if that is new. The key itself is in the answer and nowhere else.
+    /// Creates a key, and its tenant if that is new. The key itself is in the answer and nowhere else. It is
+    /// valid once the answer is there.
     pub async fn create_key(&self, tenant: &str) -> Result<NewKey, StoreError> {
         let tenant = tenant.to_owned();
-        self.inner.writer.apply(move |txn| keys::create(txn, &tenant)).await
+        self.inner.writer.apply(move |txn| keys::create(txn, &tenant), self.new_ring()).await
     }
 
-    /// Revokes the key with this id.
+    /// Revokes the key with this id. It is invalid from the commit on, whether or not anybody waits for the answer.
     pub async fn revoke_key(&self, id: &str) -> Result<KeyInfo, StoreError> {
         let id = id.to_owned();
-        self.inner.writer.apply(move |txn| keys::revoke(txn, &id)).await
+        self.inner.writer.apply(move |txn| keys::revoke(txn, &id), self.new_ring()).await
+    }
+
+    /// Reads the keys again; for the writer thread, after a commit.
+    fn new_ring(&self) -> impl FnOnce(&Database) -> Result<(), StoreError> + Send + 'static {
+        let (ring, secret) = (Arc::clone(&self.inner.ring), self.inner.secret);
+        move |database| {
+            let fresh = Arc::new(KeyRing::load(database, &secret)?);
+            *ring.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+            Ok(())
+        }
     }
 
     /// All keys, revoked ones included, without their text.
@@ -113,9 +127,9 @@ impl Store {
         keys::list(&self.inner.database)
     }
 
-    /// The look-up table that authentication uses.
-    pub fn load_key_ring(&self) -> Result<KeyRing, StoreError> {
-        KeyRing::load(&self.inner.database, &self.inner.secret)
+    /// The look-up table that authentication uses, as of now.
+    pub fn keys(&self) -> Arc<KeyRing> {
+        Arc::clone(&self.inner.ring.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

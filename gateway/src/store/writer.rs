@@ -99,11 +99,13 @@ impl Writer {
         Some(LedgerSlot { permit, closed: self.closed.clone() })
     }
 
-    /// Runs a change in a transaction of its own, on the writer thread.
-    pub(super) async fn apply<T, F>(&self, change: F) -> Result<T, StoreError>
+    /// Runs a change in a transaction of its own, on the writer thread, and there, once it is on the disk, what
+    /// makes it known. Both happen also when whoever asked has gone.
+    pub(super) async fn apply<T, F, K>(&self, change: F, make_known: K) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: FnOnce(&WriteTransaction) -> Result<T, StoreError> + Send + 'static,
+        K: FnOnce(&Database) -> Result<(), StoreError> + Send + 'static,
     {
         let (done, answer) = oneshot::channel();
         let apply: Apply = Box::new(move |database| {
@@ -111,6 +113,7 @@ impl Writer {
                 let txn = begin(database)?;
                 let value = change(&txn)?;
                 txn.commit().map_err(StoreError::database)?;
+                make_known(database)?;
                 Ok(value)
             });
             // Whoever asked may have gone; the change stands all the same.

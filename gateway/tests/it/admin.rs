@@ -1,9 +1,11 @@
 //! State that outlives the server, and operational routes.
 
-use crate::harness::{Fixture, MODEL, configuration};
+use crate::harness::{Fixture, MODEL, PATIENCE, call, configuration};
 use pons_gateway::server;
 use pons_gateway::store::{LedgerFilter, Store, StoreError};
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 #[tokio::test]
 async fn keys_and_ledger_outlive_the_server_and_the_file_has_one_owner() {
@@ -21,7 +23,7 @@ async fn keys_and_ledger_outlive_the_server_and_the_file_has_one_owner() {
     server.shutdown().await;
     assert!(!state.join("admin.json").exists());
     let store = Store::open(&state, 1).unwrap();
-    let ring = store.load_key_ring().unwrap();
+    let ring = store.keys();
     assert_eq!(ring.find(created["key"].as_str().unwrap()).unwrap().tenant, "team-a");
     assert_eq!(store.ledger_list(&LedgerFilter { limit: 10, ..LedgerFilter::default() }).unwrap().len(), 1);
     drop((brain, dir));
@@ -43,8 +45,45 @@ async fn a_bad_tenant_name_and_an_unknown_key_are_named() {
     assert_eq!((bad.status, bad.error()["param"].as_str()), (400, Some("tenant")));
     let missing = fixture.admin("POST", "/admin/v1/keys", "{}").await;
     assert_eq!((missing.status, missing.error()["param"].as_str()), (400, Some("tenant")));
+    let typed = fixture.admin("POST", "/admin/v1/keys", "{\"tenant\":5}").await;
+    assert_eq!((typed.status, typed.error()["code"].as_str()), (400, Some("invalid_type")));
+    assert!(typed.error()["message"].as_str().unwrap().contains("an integer"), "{typed:?}");
     let unknown = fixture.admin("DELETE", "/admin/v1/keys/key_none", "").await;
+    assert_eq!((unknown.status, unknown.error()["code"].as_str()), (404, Some("not_found")));
     assert!(unknown.error()["message"].as_str().unwrap().contains("key_none"));
+}
+
+#[tokio::test]
+async fn a_key_is_revoked_also_when_the_admin_hangs_up_before_the_answer() {
+    let fixture = Fixture::start().await;
+    for _ in 0..10 {
+        let created = fixture.admin("POST", "/admin/v1/keys", "{\"tenant\":\"a\"}").await.json();
+        let key = format!("Bearer {}", created["key"].as_str().unwrap());
+        let id = created["info"]["id"].as_str().unwrap();
+        let mut admin = TcpStream::connect(fixture.address()).await.unwrap();
+        let head = format!(
+            "DELETE /admin/v1/keys/{id} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\r\n",
+            fixture.server.admin_token()
+        );
+        admin.write_all(head.as_bytes()).await.unwrap();
+        let revoked = async {
+            loop {
+                let keys = fixture.admin("GET", "/admin/v1/keys", "").await.json();
+                let keys = keys["data"].as_array().unwrap().clone();
+                if keys.iter().any(|key| key["id"] == id && !key["revoked"].is_null()) {
+                    return;
+                }
+            }
+        };
+        // Nobody is there any more when the change comes back from the disk.
+        drop(admin);
+        tokio::time::timeout(PATIENCE, revoked).await.expect("the key is revoked");
+        let refused = async {
+            let headers = [("authorization", key.as_str())];
+            while call(fixture.address(), "GET", "/v1/models", &headers, b"").await.status != 401 {}
+        };
+        tokio::time::timeout(PATIENCE, refused).await.expect("the revoked key is refused");
+    }
 }
 
 #[tokio::test]

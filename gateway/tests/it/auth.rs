@@ -106,3 +106,50 @@ async fn two_authorization_headers_or_another_scheme_are_a_wrong_key() {
         200
     );
 }
+
+#[tokio::test]
+async fn while_there_is_no_key_a_page_from_elsewhere_gets_nothing() {
+    let fixture = Fixture::start().await;
+    let status = async |path: &str, host: &str, more: &[(&str, &str)]| {
+        let mut head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n");
+        for (name, value) in more {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        let answer = crate::harness::send(fixture.address(), &format!("{head}\r\n")).await;
+        if answer.status == 403 {
+            assert_eq!(answer.error()["code"], "key_required");
+            assert!(answer.error()["message"].as_str().unwrap().contains("pons key create"));
+        }
+        answer.status
+    };
+    for host in ["localhost", "LOCALHOST:8080", "127.0.0.1", "127.0.0.1:9", "[::1]:80"] {
+        assert_eq!(status("/v1/models", host, &[]).await, 200, "{host}");
+        assert_eq!(status("/metrics", host, &[]).await, 200, "{host}");
+    }
+    for host in ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example"] {
+        assert_eq!(status("/v1/models", host, &[]).await, 403, "{host}");
+        assert_eq!(status("/metrics", host, &[]).await, 403, "{host}");
+        assert_eq!(status("/health", host, &[]).await, 200, "{host}");
+    }
+    let from = async |origin: &str| status("/v1/models", "localhost", &[("origin", origin)]).await;
+    assert_eq!((from("http://localhost:3000").await, from("app://client").await), (200, 200));
+    assert_eq!((from("https://evil.example").await, from("null").await), (403, 403));
+    // With a key the name and the page don't matter any more.
+    let created = fixture.admin("POST", "/admin/v1/keys", "{\"tenant\":\"a\"}").await.json();
+    let key = format!("Bearer {}", created["key"].as_str().unwrap());
+    let with_key = [("authorization", key.as_str()), ("origin", "https://shop.example")];
+    assert_eq!(status("/v1/models", "pons.example", &with_key).await, 200);
+}
+
+#[tokio::test]
+async fn no_page_may_read_the_operators_and_the_admins_routes() {
+    let fixture = Fixture::start().await;
+    for route in ROUTES {
+        let shared = matches!(route.access, Access::Public | Access::Tenant);
+        for method in [route.method.as_str(), "OPTIONS"] {
+            let answer = call(fixture.address(), method, &path_of(route.pattern), &[], b"").await;
+            let allowed = answer.header("access-control-allow-origin");
+            assert_eq!(allowed, shared.then_some("*"), "{method} {}", route.pattern);
+        }
+    }
+}

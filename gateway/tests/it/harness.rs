@@ -128,7 +128,7 @@ pub(crate) async fn call(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Answer {
-    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
+    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
@@ -139,6 +139,18 @@ pub(crate) async fn call(
     let exchange = async {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+        let mut raw = Vec::new();
+        stream.read_to_end(&mut raw).await.unwrap();
+        parse(&raw)
+    };
+    tokio::time::timeout(PATIENCE, exchange).await.expect("an answer in time")
+}
+
+/// Sends these bytes on a connection of their own; the answer must close it.
+pub(crate) async fn send(address: SocketAddr, request: &str) -> Answer {
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
         let mut raw = Vec::new();
         stream.read_to_end(&mut raw).await.unwrap();
         parse(&raw)

@@ -8,6 +8,7 @@ mod auth;
 mod brain;
 mod cases;
 mod commands;
+mod connections;
 mod errors;
 mod harness;
 mod streams;

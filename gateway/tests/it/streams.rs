@@ -29,7 +29,7 @@ impl Stream {
         let body = body.to_string();
         let mut socket = TcpStream::connect(fixture.address()).await.unwrap();
         let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         socket.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await.unwrap();

@@ -50,7 +50,7 @@ async fn c_http_surface_03_a_client_that_expects_100_gets_it_and_a_bad_key_gets_
     let body = chat().to_string();
     let head = |key: &str| {
         format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\nexpect: 100-continue\r\n{key}\
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nexpect: 100-continue\r\n{key}\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         )
@@ -81,14 +81,14 @@ async fn c_http_surface_04_a_body_over_the_limit_is_a_413_whether_its_length_is_
     let fixture = Fixture::start_with("limits.body_bytes = 4096").await;
     // Only the head is sent: the answer can't have waited for the body.
     let mut stream = TcpStream::connect(fixture.address()).await.unwrap();
-    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 8192\r\n\r\n";
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8192\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut first = [0; 12];
     tokio::time::timeout(PATIENCE, stream.read_exact(&mut first)).await.unwrap().unwrap();
     assert_eq!(&first, b"HTTP/1.1 413");
 
     let mut stream = TcpStream::connect(fixture.address()).await.unwrap();
-    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let chunk = [b"400\r\n".as_slice(), &[b'a'; 1024], b"\r\n"].concat();
     for _ in 0..64 {
@@ -150,7 +150,7 @@ async fn one_connection_serves_many_requests_errors_among_them() {
     let mut stream = TcpStream::connect(fixture.address()).await.unwrap();
     for (body, status) in [("{", "400"), ("{}", "400"), ("[]", "400")] {
         let request = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -195,8 +195,9 @@ async fn http_2_without_tls_is_served_on_the_same_port() {
     .await
     .unwrap();
     let connection = tokio::spawn(connection);
-    let request =
-        http::Request::get("http://t/v1/models").body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
+    let request = http::Request::get("http://localhost/v1/models")
+        .body(http_body_util::Empty::<bytes::Bytes>::new())
+        .unwrap();
     let answer = tokio::time::timeout(PATIENCE, sender.send_request(request)).await.unwrap().unwrap();
     assert_eq!((answer.status().as_u16(), answer.version()), (200, http::Version::HTTP_2));
     connection.abort();

@@ -87,7 +87,7 @@ impl Request {
 
     /// The head as it is sent; the length is declared unless a header says how the body comes.
     pub(crate) fn head(&self) -> Vec<u8> {
-        let mut head = format!("{} {} HTTP/1.1\r\nhost: test\r\n", self.method, self.path);
+        let mut head = format!("{} {} HTTP/1.1\r\nhost: localhost\r\n", self.method, self.path);
         for (name, value) in &self.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
