@@ -33,7 +33,6 @@ impl Bench {
         let server = server::start(config::resolve(raw, Overrides::default())?).await?;
         server.ready().await;
         let key = server.app().store.create_key("bench").await?.key;
-        server.app().reload_keys()?;
         let target = Target { address: server.address(), authorization: Some(format!("Bearer {key}")) };
         Ok(Self { server, target, _folder: folder })
     }
