@@ -217,6 +217,7 @@ impl Frames {
                 // As with whole answers, the work ends before the disk is waited for.
                 self.exchange.generation.stop_all();
                 self.exchange.account.fail(200).await;
+                self.exchange.account.arrival.end_connection();
                 self.exchange.account.reply.fail(&error, out);
                 self.phase = Phase::End;
             }
@@ -230,7 +231,10 @@ impl Frames {
                 out.unsplit(std::mem::take(&mut self.ending));
                 self.exchange.account.reply.close(out);
             }
-            Err(error) => self.exchange.account.reply.fail(&ledger_failed(&error), out),
+            Err(error) => {
+                self.exchange.account.arrival.end_connection();
+                self.exchange.account.reply.fail(&ledger_failed(&error), out);
+            }
         }
     }
 }

@@ -31,7 +31,7 @@ impl From<ApiError> for Stop {
 /// Answers one request. It never fails: whatever goes wrong is an answer too.
 pub async fn answer(app: Arc<App>, peer: SocketAddr, request: Request<Incoming>) -> Reply {
     let (head, incoming) = request.into_parts();
-    let arrival = Arrival::of(&head.method, head.uri.path(), &head.headers);
+    let arrival = Arrival::of(&head);
     let shared = cors::is_shared(routes::access(head.uri.path()));
     let mut unread_body = Some(incoming);
     let reply = finish::dress(

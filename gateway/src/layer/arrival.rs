@@ -2,9 +2,11 @@
 //! stand in a log line and a header as it is.
 
 use crate::app::{now_ms, random_id};
+use http::request::Parts;
 use http::{HeaderMap, Method};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+use tokio::sync::Notify;
 
 /// Longest request id that is echoed.
 const MAX_ID_BYTES: usize = 128;
@@ -25,11 +27,25 @@ struct Inner {
     time_ms: u64,
     route: OnceLock<&'static str>,
     model: OnceLock<String>,
+    last_answer: LastAnswer,
+}
+
+/// Says to a connection that the answer being written is its last. Put into a request's extensions by whoever owns
+/// the connection; a clone is the same connection.
+#[derive(Clone, Debug, Default)]
+pub struct LastAnswer(Arc<Notify>);
+
+impl LastAnswer {
+    /// Ready once it was said, also if that was before the call.
+    pub async fn said(&self) {
+        self.0.notified().await;
+    }
 }
 
 impl Arrival {
     /// Takes the time and settles the ids.
-    pub fn of(method: &Method, _path: &str, headers: &HeaderMap) -> Self {
+    pub fn of(head: &Parts) -> Self {
+        let headers = &head.headers;
         let (trace_id, parent_span_id) = trace(headers).unwrap_or_else(|| (random_hex(), String::new()));
         let request_id = client_id(headers).unwrap_or_else(|| format!("req_{}", random_id(24)));
         Self {
@@ -37,13 +53,19 @@ impl Arrival {
                 request_id,
                 trace_id,
                 parent_span_id,
-                method: method.clone(),
+                method: head.method.clone(),
+                last_answer: head.extensions.get().cloned().unwrap_or_default(),
                 at: Instant::now(),
                 time_ms: now_ms(),
                 route: OnceLock::new(),
                 model: OnceLock::new(),
             }),
         }
+    }
+
+    /// After a stream that broke, the connection closes: its end is then as plain as its error frame.
+    pub fn end_connection(&self) {
+        self.inner.last_answer.0.notify_one();
     }
 
     /// `x-request-id`.
@@ -123,12 +145,10 @@ fn random_hex() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
 
     fn arrival(name: &'static str, value: &'static str) -> Arrival {
-        let mut headers = HeaderMap::new();
-        headers.insert(name, HeaderValue::from_static(value));
-        Arrival::of(&Method::GET, "/", &headers)
+        let request = http::Request::builder().header(name, value).body(());
+        Arrival::of(&request.expect("the header is sound").into_parts().0)
     }
 
     #[test]

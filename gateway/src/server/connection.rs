@@ -6,6 +6,7 @@
 
 use super::socket::{Peer, Socket};
 use crate::app::App;
+use crate::layer::arrival::LastAnswer;
 use crate::layer::slow_reader::SlowReaderGuard;
 use crate::reply_body::Patience;
 use crate::stack;
@@ -38,7 +39,9 @@ pub(super) async fn serve(app: Arc<App>, stream: TcpStream, from: SocketAddr) {
 
     let open = OpenRequests::default();
     let patience = Patience { pause, total: Duration::from_secs_f64(timeouts.total_s) + pause };
-    let service = service_fn(|request| {
+    let last_answer = LastAnswer::default();
+    let service = service_fn(|mut request| {
+        request.extensions_mut().insert(last_answer.clone());
         let (app, open) = (Arc::clone(&app), open.enter());
         async move {
             let reply = stack::answer(app, from, request).await;
@@ -59,6 +62,8 @@ pub(super) async fn serve(app: Arc<App>, stream: TcpStream, from: SocketAddr) {
         () = left_waiting(&peer, &open) => return,
         () = app.draining.cancelled() => None,
         () = idle => None,
+        // The streams of HTTP/2 end one by one; there the others go on.
+        () = last_answer.said(), if !http2 => None,
     };
     let ended = match ended {
         Some(ended) => ended,

@@ -205,6 +205,11 @@ impl Connection {
         answer
     }
 
+    /// Whether the server closes the connection, with nothing more to say.
+    pub(crate) async fn is_closed(&mut self) -> bool {
+        self.held.is_empty() && !self.fill().await
+    }
+
     /// One chunk of a chunked body.
     pub(crate) async fn chunk(&mut self) -> Chunk {
         while !self.held.windows(2).any(|pair| pair == b"\r\n") {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::cases::harness::{CHAT, COMPLETIONS, Stack, chat, check_error_object, completion};
-use crate::cases::raw_http::Request;
+use crate::cases::raw_http::{Connection, Request};
 use crate::cases::reading::Reading;
 use crate::cases::scripted::{Act, Script, Writes};
 use crate::cases::sse::{Event, events};
@@ -109,8 +109,10 @@ async fn c_streaming_framing_05_failure_after_the_first_token() {
         stack.brain.always(Script::acts(acts));
         let options = json!({"stream": true, "stream_options": {"include_usage": true}});
         for (path, body) in [(CHAT, chat(options.clone())), (COMPLETIONS, completion(options))] {
-            let answer = stack.send(&Request::post(path, &body)).await;
-            assert_eq!(answer.status(), 200);
+            let mut connection = Connection::open(stack.address()).await;
+            let answer = connection.send(&Request::post(path, &body)).await;
+            assert_eq!((answer.status(), answer.whole), (200, true));
+            assert!(connection.is_closed().await, "the connection closes after the error frame");
             let events = events(answer.text());
             let Some(Event::Data(last)) = events.last() else { panic!("{}", answer.text()) };
             assert_eq!(last.as_object().unwrap().len(), 1, "{last}");
