@@ -172,9 +172,10 @@ async fn c_structured_output_01_to_03_what_is_no_schema_is_refused_and_named() {
 #[tokio::test]
 async fn c_structured_output_04_endless_whitespace() {
     let stack = RealStack::start().await;
-    // Tab, newline and carriage return before all else; then what ends a string, then what ends a value. A blank would fill strings, where
-    // it is no white space but text.
-    let bias = json!({"logit_bias": {"9": 100, "10": 100, "13": 100, "34": 80, "125": 60, "93": 60}});
+    // Tab, newline and carriage return before all else; then what ends a string, a value, a member. A blank would
+    // fill strings, where it is no white space but text.
+    let bias =
+        json!({"logit_bias": {"9": 100, "10": 100, "13": 100, "34": 80, "125": 60, "93": 60, "44": 40}});
     let object = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array",
         "items": {"type": "boolean"}, "maxItems": 3}}, "required": ["a", "b"], "additionalProperties": false});
     for format in [json!({"response_format": {"type": "json_object"}}), schema(object)] {
