@@ -295,7 +295,10 @@ impl Generation {
         let choices = match self.pending {
             Pending::Nothing => return Ok(()),
             Pending::Submit { at } => {
-                tokio::time::sleep_until(at).await;
+                // The timer counts whole milliseconds, so a time that has come must not be given to it.
+                if at > Instant::now() {
+                    tokio::time::sleep_until(at).await;
+                }
                 (0..self.choices.len()).filter(|&i| !self.choices[i].done).collect()
             }
             Pending::Retry { choice, at } => {
