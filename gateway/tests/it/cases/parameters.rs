@@ -171,3 +171,12 @@ async fn c_seed_determinism_01_the_seed_arrives_and_none_is_shared() {
     }
     assert_eq!((seeded.len(), unseeded.len()), (10, 10));
 }
+
+#[tokio::test]
+async fn a_request_may_step_back_behind_others_but_not_in_front_of_them() {
+    let stack = Stack::start().await;
+    for (asked, given) in [(i64::from(i32::MIN), 0), (-1, 0), (0, 0), (7, 7)] {
+        assert_eq!(stack.post(CHAT, &chat(json!({"priority": asked}))).await.status(), 200);
+        assert_eq!(stack.brain.last_submit().priority, given, "asked for {asked}");
+    }
+}
