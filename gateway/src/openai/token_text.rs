@@ -6,8 +6,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use bytes::BytesMut;
 use pons_protocol::inference::{FinishReason, TokenLogprobs};
 
+use super::frame::write_optional;
 use super::served::ServedModel;
 use crate::text::detokenizer::Detokenizer;
 use crate::text::stop::{StopMatcher, StopStrings};
@@ -53,6 +55,19 @@ pub(super) enum End {
     StopString(usize),
     /// A parser wants nothing more.
     Parser,
+}
+
+impl End {
+    /// Writes the stop string or stop token that ended the text, else null.
+    pub(super) fn write_stop_reason(end: Option<End>, stops: &StopStrings, out: &mut BytesMut) {
+        match end {
+            Some(End::StopString(index)) => write_optional(out, stops.text(index)),
+            Some(End::Engine(FinishReason::StopToken(token))) => {
+                out.extend_from_slice(token.to_string().as_bytes());
+            }
+            _ => out.extend_from_slice(b"null"),
+        }
+    }
 }
 
 /// The machine of one choice.

@@ -244,13 +244,7 @@ impl ChatChoice {
 
     /// The stop string or stop token that ended the text, else null.
     pub(super) fn write_stop_reason(&self, out: &mut BytesMut) {
-        match self.end {
-            Some(End::StopString(index)) => write_optional(out, self.rules.stops.text(index)),
-            Some(End::Engine(FinishReason::StopToken(token))) => {
-                out.extend_from_slice(token.to_string().as_bytes());
-            }
-            _ => out.extend_from_slice(b"null"),
-        }
+        End::write_stop_reason(self.end, &self.rules.stops, out);
     }
 
     /// The members of the message from `content` on.

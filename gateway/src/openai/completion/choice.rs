@@ -7,7 +7,6 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use pons_protocol::inference::{FinishReason, SequenceOutput, TokenLogprobs};
 
-use crate::openai::frame::write_optional;
 use crate::openai::prepared::ChoiceState;
 use crate::openai::served::ServedModel;
 use crate::openai::token_text::{End, Entry, TextRules, TokenText};
@@ -102,12 +101,6 @@ impl Candidate {
 
     /// The stop string or stop token that ended the text, else null.
     pub(super) fn write_stop_reason(&self, out: &mut BytesMut) {
-        match self.end {
-            Some(End::StopString(index)) => write_optional(out, self.rules.stops.text(index)),
-            Some(End::Engine(FinishReason::StopToken(token))) => {
-                out.extend_from_slice(token.to_string().as_bytes());
-            }
-            _ => out.extend_from_slice(b"null"),
-        }
+        End::write_stop_reason(self.end, &self.rules.stops, out);
     }
 }
