@@ -262,7 +262,7 @@ mod tests {
     fn hung(connected: bool, heard_ms: u64, step_age_ms: u64, age_s: u64) -> bool {
         let capacity = Capacity { step_age_ms, ..Capacity::default() };
         let model = String::new();
-        let brain = BrainStatus { model, connected, capacity, last_heard_age_ms: heard_ms, links_lost: 0 };
+        let brain = BrainStatus { model, connected, capacity, last_heard_age_ms: heard_ms };
         is_hung(&brain, Duration::from_secs(age_s))
     }
 

@@ -4,7 +4,7 @@
 //! lost connection is told to every sequence exactly once.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,6 @@ pub(super) struct Link {
 #[derive(Default)]
 struct Shared {
     capacity: RwLock<(Capacity, Option<Instant>)>,
-    links_lost: AtomicU64,
 }
 
 impl Shared {
@@ -129,10 +128,6 @@ impl Link {
 
     pub(super) fn capacity(&self) -> (Capacity, Option<Instant>) {
         *self.shared.capacity.read().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    pub(super) fn links_lost(&self) -> u64 {
-        self.shared.links_lost.load(Ordering::Relaxed)
     }
 
     /// Hands sequences to the brain. Their events, `Lost` included, arrive at `events`.
@@ -182,7 +177,6 @@ impl LinkTask {
                     self.publish.send_replace(LinkState { hello: Some(Arc::new(hello)) });
                     let end = self.serve(connection, reader).await;
                     self.publish.send_replace(LinkState::default());
-                    self.shared.links_lost.fetch_add(1, Ordering::Relaxed);
                     self.lose_all();
                     match end {
                         End::HandleDropped => return,

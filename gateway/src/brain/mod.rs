@@ -73,8 +73,6 @@ pub struct BrainStatus {
     pub capacity: Capacity,
     /// Milliseconds since anything was heard; `u64::MAX` before the first time.
     pub last_heard_age_ms: u64,
-    /// How often the link was lost after a handshake.
-    pub links_lost: u64,
 }
 
 /// Why a brain could not do what was asked.

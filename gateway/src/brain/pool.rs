@@ -127,7 +127,6 @@ impl BrainPool {
                 connected: brain.link.hello().is_some(),
                 capacity,
                 last_heard_age_ms: heard.map_or(u64::MAX, |at| (now - at).as_millis() as u64),
-                links_lost: brain.link.links_lost(),
             }
         };
         self.inner.brains.iter().map(status).collect()
