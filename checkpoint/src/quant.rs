@@ -1,21 +1,10 @@
-//! What stored weights mean: reference dequantisation, and the lossless grouped view the packed kernels use.
+//! What stored weights mean: reference dequantisation, and a row's parts, which packed kernels use.
 //!
 //! The rule: both views describe exactly the same weights. The formats are ggml's (`ggml-quants.c`).
 
 use half::{bf16, f16};
 
 use crate::tensor::Dtype;
-
-/// Group length and bits per quantised weight of the grouped view, or `None` for the float types.
-#[must_use]
-pub const fn group_layout(dtype: Dtype) -> Option<(usize, u32)> {
-    match dtype {
-        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => None,
-        Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4K => Some((32, 4)),
-        Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q5K | Dtype::Q8_0 => Some((32, 8)),
-        Dtype::Q6K => Some((16, 8)),
-    }
-}
 
 /// Dequantises `bytes` into `out`. Works on any whole number of blocks: one row or many.
 ///
@@ -42,48 +31,57 @@ pub fn to_f32(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Splits one row of a block format into integers, scales and minima: weight `i` is
-/// `scale[i / group] * q[i] + min[i / group]`, with `group` from [`group_layout`].
-///
-/// `q` holds one weight a byte and has the row's length; `scale` and `min` have one entry a group.
+/// Parts of one row of a block format, as the file has them: the integers, one a byte, and the numbers that make
+/// weights of them. Half-precision numbers are given by their bits.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The integers, unsigned: a format's own zero is 8 (Q4_0), 16 (Q5_0), 128 (Q8_0) or 32 (Q6_K).
+    pub q: &'a mut [u8],
+    /// `d`, one a block.
+    pub d: &'a mut [u16],
+    /// `m` or `dmin`, one a block of the formats that have it.
+    pub m: &'a mut [u16],
+    /// Inner scales of the K formats: six bits for 32 weights, or a signed byte for 16 (Q6_K).
+    pub s: &'a mut [u8],
+    /// Inner minima of Q4_K and Q5_K: six bits for 32 weights.
+    pub t: &'a mut [u8],
+}
+
+/// Splits one row of a block format into its parts.
 ///
 /// # Panics
-/// When the type has no grouped view or a slice has the wrong length: a caller's mistake.
-pub fn row_to_groups(dtype: Dtype, bytes: &[u8], q: &mut [u8], scale: &mut [f32], min: &mut [f32]) {
-    let (group, _) = group_layout(dtype).expect("only block formats have a grouped view");
+/// When the type is a float type or a slice has the wrong length: a caller's mistake.
+pub fn split_row(dtype: Dtype, bytes: &[u8], parts: Parts<'_>) {
+    let Parts { q, d, m, s, t } = parts;
     check_len(dtype, bytes, q.len());
-    assert_eq!(scale.len(), q.len() / group, "one scale a group");
-    assert_eq!(min.len(), q.len() / group, "one minimum a group");
-    let groups = dtype.block_len() / group;
-    let scales = scale.chunks_exact_mut(groups).zip(min.chunks_exact_mut(groups));
     let blocks = bytes.chunks_exact(dtype.block_bytes()).zip(q.chunks_exact_mut(dtype.block_len()));
-    for ((b, q), (s, m)) in blocks.zip(scales) {
+    for (index, (b, q)) in blocks.enumerate() {
+        let bits = |at: usize| u16::from_le_bytes([b[at], b[at + 1]]);
         match dtype {
-            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("group_layout refused the float types"),
-            Dtype::Q4_0 => {
-                split_nibbles(&b[2..], &[0; 4], q);
-                (s[0], m[0]) = (half_at(b, 0), -8.0 * half_at(b, 0));
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => panic!("{} has no parts", dtype.name()),
+            Dtype::Q4_0 => split_nibbles(&b[2..], &[0; 4], q),
+            Dtype::Q5_0 => split_nibbles(&b[6..], &b[2..6], q),
+            Dtype::Q4_1 => split_nibbles(&b[4..], &[0; 4], q),
+            Dtype::Q5_1 => split_nibbles(&b[8..], &b[4..8], q),
+            // Adding 128 to a two's-complement byte is the same as flipping its sign bit.
+            Dtype::Q8_0 => q.iter_mut().zip(&b[2..]).for_each(|(q, &b)| *q = b ^ 0x80),
+            Dtype::Q4K => q.iter_mut().enumerate().for_each(|(i, q)| *q = k_quant(&b[16..144], &[], i)),
+            Dtype::Q5K => {
+                q.iter_mut().enumerate().for_each(|(i, q)| *q = k_quant(&b[48..176], &b[16..48], i));
             }
-            Dtype::Q5_0 => {
-                split_nibbles(&b[6..], &b[2..6], q);
-                (s[0], m[0]) = (half_at(b, 0), -16.0 * half_at(b, 0));
+            Dtype::Q6K => q.iter_mut().enumerate().for_each(|(i, q)| *q = six_bit_quant(b, i)),
+        }
+        d[index] = bits(if dtype == Dtype::Q6K { 208 } else { 0 });
+        match dtype {
+            Dtype::Q4_1 | Dtype::Q5_1 => m[index] = bits(2),
+            Dtype::Q4K | Dtype::Q5K => {
+                m[index] = bits(2);
+                for (j, (s, t)) in s[index * 8..].iter_mut().zip(&mut t[index * 8..]).take(8).enumerate() {
+                    (*s, *t) = k_scale_min(&b[4..16], j);
+                }
             }
-            Dtype::Q4_1 => {
-                split_nibbles(&b[4..], &[0; 4], q);
-                (s[0], m[0]) = (half_at(b, 0), half_at(b, 2));
-            }
-            Dtype::Q5_1 => {
-                split_nibbles(&b[8..], &b[4..8], q);
-                (s[0], m[0]) = (half_at(b, 0), half_at(b, 2));
-            }
-            Dtype::Q8_0 => {
-                // Adding 128 to a two's-complement byte is the same as flipping its sign bit.
-                q.iter_mut().zip(&b[2..]).for_each(|(q, &b)| *q = b ^ 0x80);
-                (s[0], m[0]) = (half_at(b, 0), -128.0 * half_at(b, 0));
-            }
-            Dtype::Q4K => k_groups(b, &b[16..144], &[], q, s, m),
-            Dtype::Q5K => k_groups(b, &b[48..176], &b[16..48], q, s, m),
-            Dtype::Q6K => six_bit_groups(b, q, s, m),
+            Dtype::Q6K => s[index * 16..][..16].copy_from_slice(&b[192..208]),
+            _ => {}
         }
     }
 }
@@ -132,14 +130,13 @@ fn offset_nibbles(block: &[u8], low: &[u8], high: &[u8], out: &mut [f32]) {
 
 /// The 6-bit scale and minimum of sub-block `j` (0..8), packed into 12 bytes: the first four pairs keep their six bits
 /// in bytes 0..8; the last four keep four bits in bytes 8..12 and borrow two top bits from bytes 0..8.
-fn k_scale_min(packed: &[u8], j: usize) -> (f32, f32) {
-    let (scale, min) = if j < 4 {
+fn k_scale_min(packed: &[u8], j: usize) -> (u8, u8) {
+    if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {
         let low = packed[j + 4];
         ((low & 0x0f) | ((packed[j - 4] >> 6) << 4), (low >> 4) | ((packed[j] >> 6) << 4))
-    };
-    (f32::from(scale), f32::from(min))
+    }
 }
 
 /// One of the 256 integers of a Q4_K or Q5_K block; `high` is empty for Q4_K.
@@ -156,20 +153,11 @@ fn k_block(block: &[u8], low: &[u8], high: &[u8], out: &mut [f32]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     for (j, sub) in out.chunks_exact_mut(32).enumerate() {
         let (scale, min) = k_scale_min(&block[4..16], j);
-        let (scale, min) = (d * scale, dmin * min);
+        let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
         for (lane, w) in sub.iter_mut().enumerate() {
             *w = scale * f32::from(k_quant(low, high, j * 32 + lane)) - min;
         }
     }
-}
-
-fn k_groups(block: &[u8], low: &[u8], high: &[u8], q: &mut [u8], s: &mut [f32], m: &mut [f32]) {
-    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
-    for j in 0..8 {
-        let (scale, min) = k_scale_min(&block[4..16], j);
-        (s[j], m[j]) = (d * scale, -(dmin * min));
-    }
-    q.iter_mut().enumerate().for_each(|(i, q)| *q = k_quant(low, high, i));
 }
 
 /// One of the 256 integers (0..64) of a Q6_K block: two halves of 128; in a half, 64 bytes of low nibbles carry two
@@ -188,15 +176,6 @@ fn six_bit_block(block: &[u8], out: &mut [f32]) {
         let scale = f32::from(block[192 + i / 16].cast_signed());
         *w = d * scale * f32::from(six_bit_quant(block, i).cast_signed() - 32);
     }
-}
-
-fn six_bit_groups(block: &[u8], q: &mut [u8], s: &mut [f32], m: &mut [f32]) {
-    let d = half_at(block, 208);
-    for g in 0..16 {
-        s[g] = d * f32::from(block[192 + g].cast_signed());
-        m[g] = -32.0 * s[g];
-    }
-    q.iter_mut().enumerate().for_each(|(i, q)| *q = six_bit_quant(block, i));
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! Which instruction set the operations use. The rule: a set is used only where the processor really has it,
 //! whatever a caller or the environment asks for.
 
+#[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
 
-/// The environment variable that narrows the choice: `portable` or `avx512`.
+/// The environment variable that narrows the choice to one of [`Isa`]'s names.
 pub const ISA_VARIABLE: &str = "PONS_ISA";
 
 /// An instruction set that the operations are written for.
@@ -11,8 +12,12 @@ pub const ISA_VARIABLE: &str = "PONS_ISA";
 pub enum Isa {
     /// Plain Rust, right on every machine.
     Portable,
+    /// The same source compiled for AVX2 and FMA.
+    Avx2,
     /// AVX-512 with the F, BW, VL and DQ parts.
     Avx512,
+    /// AVX-512 with its 8-bit dot products (VNNI).
+    Avx512Vnni,
 }
 
 /// Why a requested instruction set cannot be used.
@@ -20,12 +25,13 @@ pub enum Isa {
 pub enum IsaError {
     /// The name is none that we know.
     #[error(
-        "PONS_ISA is '{0}', which is no instruction set known here; use 'portable' or 'avx512', or unset it"
+        "PONS_ISA is '{0}', which is no instruction set known here; use 'portable', 'avx2', 'avx512' or \
+         'avx512-vnni', or unset it"
     )]
     Unknown(String),
     /// The processor lacks it.
-    #[error("PONS_ISA asks for 'avx512', which this processor lacks; use 'portable', or unset it")]
-    Missing,
+    #[error("PONS_ISA asks for '{0}', which this processor lacks; use 'portable', or unset it")]
+    Missing(&'static str),
 }
 
 impl Isa {
@@ -48,59 +54,86 @@ impl Isa {
 
     /// What a setting means on this machine; `None` and the empty string mean no wish.
     pub fn from_setting(setting: Option<&str>) -> Result<Isa, IsaError> {
-        match setting {
-            None | Some("") => Ok(Isa::best()),
-            Some("portable") => Ok(Isa::Portable),
-            Some("avx512") if has_avx512() => Ok(Isa::Avx512),
-            Some("avx512") => Err(IsaError::Missing),
-            Some(other) => Err(IsaError::Unknown(other.to_owned())),
-        }
+        let Some(name) = setting.filter(|name| !name.is_empty()) else { return Ok(Isa::best()) };
+        let Some(isa) = Isa::ALL.into_iter().find(|isa| isa.name() == name) else {
+            return Err(IsaError::Unknown(name.to_owned()));
+        };
+        if isa.is_there() { Ok(isa) } else { Err(IsaError::Missing(isa.name())) }
     }
 
     /// Its name, as `PONS_ISA` spells it.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Vnni => "avx512-vnni",
         }
     }
 
-    /// Every set that this machine can run, for tests and benches.
+    /// Every set that this machine can run, the best last; for tests and benches too.
     pub fn usable() -> Vec<Isa> {
-        let mut all = vec![Isa::Portable];
-        if has_avx512() {
-            all.push(Isa::Avx512);
-        }
-        all
+        Isa::ALL.into_iter().filter(|isa| isa.is_there()).collect()
     }
+
+    const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni];
 
     fn best() -> Isa {
-        if has_avx512() { Isa::Avx512 } else { Isa::Portable }
+        Isa::usable().pop().unwrap_or(Isa::Portable)
     }
 
-    /// Whether AVX-512 code may run: asked for, and really there. The variant is public, so anyone can name it on
-    /// any machine; this check is what keeps the safe functions sound.
+    fn is_there(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            Isa::Avx2 => found().avx2,
+            Isa::Avx512 => found().avx512,
+            Isa::Avx512Vnni => found().avx512 && found().vnni,
+        }
+    }
+
+    // Variants are public, so anyone can name one on any machine; these checks keep the safe functions sound.
+
+    /// Whether AVX2 code may run in place of portable code: asked for, and really there.
+    pub(crate) fn runs_avx2(self) -> bool {
+        self == Isa::Avx2 && found().avx2
+    }
+
+    /// Whether AVX-512 code may run.
     pub(crate) fn runs_avx512(self) -> bool {
-        self == Isa::Avx512 && has_avx512()
+        matches!(self, Isa::Avx512 | Isa::Avx512Vnni) && found().avx512
+    }
+
+    /// Whether AVX-512 code with 8-bit dot products may run.
+    pub(crate) fn runs_vnni(self) -> bool {
+        self == Isa::Avx512Vnni && self.is_there()
     }
 }
 
+/// What the processor has.
+#[derive(Clone, Copy)]
+struct Found {
+    avx2: bool,
+    avx512: bool,
+    vnni: bool,
+}
+
 #[cfg(target_arch = "x86_64")]
-fn has_avx512() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
+fn found() -> Found {
+    static FOUND: OnceLock<Found> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        is_x86_feature_detected!("avx512f")
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx512 = avx2
+            && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("avx512dq");
+        Found { avx2, avx512, vnni: is_x86_feature_detected!("avx512vnni") }
     })
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn has_avx512() -> bool {
-    false
+fn found() -> Found {
+    Found { avx2: false, avx512: false, vnni: false }
 }
 
 #[cfg(test)]
@@ -117,12 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn avx512_is_given_exactly_where_the_processor_has_it() {
-        let asked = Isa::from_setting(Some("avx512"));
-        assert_eq!(asked.is_ok(), has_avx512());
-        assert_eq!(Isa::Avx512.runs_avx512(), has_avx512());
-        assert!(!Isa::Portable.runs_avx512());
-        assert_eq!(Isa::usable().len(), 1 + usize::from(has_avx512()));
+    fn a_set_is_given_exactly_where_the_processor_has_it() {
+        for isa in Isa::ALL {
+            assert_eq!(Isa::from_setting(Some(isa.name())).is_ok(), isa.is_there(), "{isa:?}");
+        }
+        assert_eq!(Isa::Avx512.runs_avx512(), found().avx512);
+        assert!(!Isa::Portable.runs_avx512() && !Isa::Portable.runs_avx2() && !Isa::Avx512.runs_vnni());
+        assert_eq!(Isa::usable()[0], Isa::Portable);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod compiled;
 pub mod dispatch;
 pub mod kv;
 mod layout;
@@ -21,7 +22,8 @@ pub mod scalar;
 
 pub use dispatch::Isa;
 pub use kv::{AttentionSeq, BLOCK, KvArena, KvError, KvRow};
-pub use layout::matrix;
-pub use layout::matrix::{FillRow, GroupedRow, Matrix};
+pub use layout::{matrix, quant};
+pub use layout::matrix::Matrix;
+pub use layout::quant::{FillRow, Form, QuantRow, Scaling, Width};
 pub use pool::Pool;
 pub use rope::{Rope, RopeLayout, RopeScaling};

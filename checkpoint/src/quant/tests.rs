@@ -110,20 +110,38 @@ proptest! {
     }
 
     #[test]
-    fn the_grouped_view_gives_the_same_weights((dtype, row) in any_row()) {
-        let Some((group, bits)) = group_layout(dtype) else { return Ok(()) };
+    fn the_parts_of_a_row_give_the_same_weights((dtype, row) in any_row()) {
+        // Weights of one d; of one s, or the same; what stands for zero; the first number that is none.
+        let (outer, inner, zero, limit) = match dtype {
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => return Ok(()),
+            Dtype::Q4_0 => (32, 32, 8, 16),
+            Dtype::Q4_1 => (32, 32, 0, 16),
+            Dtype::Q5_0 => (32, 32, 16, 32),
+            Dtype::Q5_1 => (32, 32, 0, 32),
+            Dtype::Q8_0 => (32, 32, 128, 256),
+            Dtype::Q4K => (256, 32, 0, 16),
+            Dtype::Q5K => (256, 32, 0, 32),
+            Dtype::Q6K => (256, 16, 32, 64),
+        };
         let len = 2 * dtype.block_len();
         let mut flat = vec![0.0; len];
         to_f32(dtype, &row, &mut flat);
-        let (mut q, mut scale, mut min) = (vec![0; len], vec![0.0; len / group], vec![0.0; len / group]);
-        row_to_groups(dtype, &row, &mut q, &mut scale, &mut min);
+        let (mut q, mut d, mut m) = (vec![0; len], vec![0; len / outer], vec![0; len / outer]);
+        let (mut s, mut t) = (vec![0; len / inner], vec![0; len / inner]);
+        split_row(dtype, &row, Parts { q: &mut q, d: &mut d, m: &mut m, s: &mut s, t: &mut t });
+        let half = |bits: u16| f64::from(f16::from_bits(bits).to_f32());
         for i in 0..len {
-            prop_assert!(u32::from(q[i]) < 1 << bits);
-            let (s, m) = (scale[i / group], min[i / group]);
-            let grouped = s * f32::from(q[i]) + m;
-            // Scale and minimum cancel, so the rounding is relative to the minimum.
-            let tolerance = f32::EPSILON * (2.0 * m.abs() + grouped.abs());
-            prop_assert!((grouped - flat[i]).abs() <= tolerance, "{} {i}: {grouped} {}", dtype.name(), flat[i]);
+            prop_assert!(i32::from(q[i]) < limit);
+            let number = f64::from(i32::from(q[i]) - zero);
+            let (d, m) = (half(d[i / outer]), half(m[i / outer]));
+            let (s, t) = (s[i / inner], f64::from(t[i / inner]));
+            let (want, largest) = match dtype {
+                Dtype::Q4K | Dtype::Q5K => (d * f64::from(s) * number - m * t, m * t),
+                Dtype::Q6K => (d * f64::from(s.cast_signed()) * number, 0.0),
+                _ => (d * number + m, m),
+            };
+            let tolerance = f64::from(f32::EPSILON) * (2.0 * largest.abs() + want.abs());
+            prop_assert!((want - f64::from(flat[i])).abs() <= tolerance, "{} {i}: {want} {}", dtype.name(), flat[i]);
         }
     }
 }

@@ -45,12 +45,22 @@ pub trait Backend {
     fn embed(&self, table: &MatrixOf<Self>, out: &mut Self::Buffer);
     /// Root-mean-square norm over stretches as long as `weight`: rows, or heads of rows.
     fn norm(&self, x: &Self::Buffer, weight: &VectorOf<Self>, eps: f32, out: &mut Self::Buffer);
-    /// `out = x · weightᵀ + bias`.
-    fn project(
+    /// `out = x · weightᵀ + bias` for several weights at once.
+    fn project<const N: usize>(
         &self,
-        x: &Self::Buffer,
-        weight: &MatrixOf<Self>,
-        bias: Option<&VectorOf<Self>>,
+        x: &mut Self::Buffer,
+        weights: [(&MatrixOf<Self>, Option<&VectorOf<Self>>); N],
+        out: [&mut Self::Buffer; N],
+    );
+    /// `out += x · weightᵀ`.
+    fn project_onto(&self, x: &mut Self::Buffer, weight: &MatrixOf<Self>, out: &mut Self::Buffer);
+    /// `out = silu(x · gateᵀ) · (x · upᵀ)`; `room` is for what lies between.
+    fn project_gated(
+        &self,
+        x: &mut Self::Buffer,
+        gate: &MatrixOf<Self>,
+        up: &MatrixOf<Self>,
+        room: &mut Self::Buffer,
         out: &mut Self::Buffer,
     );
     /// Rotates each head by its token's position.
@@ -59,10 +69,6 @@ pub trait Backend {
     fn store(&mut self, layer: usize, keys: &Self::Buffer, values: &Self::Buffer);
     /// Causal attention of the step's queries over the blocks of their sequences.
     fn attend(&self, layer: usize, queries: &Self::Buffer, out: &mut Self::Buffer);
-    /// `out = silu(gate) · up`.
-    fn gate(&self, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer);
-    /// `x += y`.
-    fn add(&self, x: &mut Self::Buffer, y: &Self::Buffer);
     /// Copies single rows of `width` elements.
     fn gather(&self, x: &Self::Buffer, width: usize, rows: &[u32], out: &mut Self::Buffer);
     /// The content, on the host.

@@ -30,12 +30,12 @@ struct Rows<B: Backend> {
     v: B::Buffer,
     /// Queries or keys after their head norm; attention's output.
     heads: B::Buffer,
+    /// Room for the gate.
     gate: B::Buffer,
-    up: B::Buffer,
     /// Gated values.
     gated: B::Buffer,
-    /// Output of a projection back to the residual stream.
-    branch: B::Buffer,
+    /// Single rows of the residual stream.
+    gathered: B::Buffer,
     logits: B::Buffer,
 }
 
@@ -49,9 +49,8 @@ impl<B: Backend> Rows<B> {
             v: backend.buffer(),
             heads: backend.buffer(),
             gate: backend.buffer(),
-            up: backend.buffer(),
             gated: backend.buffer(),
-            branch: backend.buffer(),
+            gathered: backend.buffer(),
             logits: backend.buffer(),
         }
     }
@@ -87,9 +86,9 @@ impl<B: Backend> Transformer<B> {
     pub fn logits(&mut self, rows: &[u32]) -> Cow<'_, [f32]> {
         assert!(rows.len() <= LOGIT_ROWS, "{} rows of logits were asked for; {LOGIT_ROWS} fit", rows.len());
         let (backend, r) = (&self.backend, &mut self.rows);
-        backend.gather(&r.residual, self.shape.hidden, rows, &mut r.branch);
-        backend.norm(&r.branch, &self.weights.final_norm, self.shape.norm_eps, &mut r.normed);
-        backend.project(&r.normed, &self.weights.head, None, &mut r.logits);
+        backend.gather(&r.residual, self.shape.hidden, rows, &mut r.gathered);
+        backend.norm(&r.gathered, &self.weights.final_norm, self.shape.norm_eps, &mut r.normed);
+        backend.project(&mut r.normed, [(&*self.weights.head, None)], [&mut r.logits]);
         backend.read(&r.logits)
     }
 }
@@ -106,9 +105,8 @@ fn attention<B: Backend>(
         None => [None; 3],
     };
     backend.norm(&r.residual, &layer.attn_norm, shape.norm_eps, &mut r.normed);
-    backend.project(&r.normed, &layer.q, q_bias, &mut r.q);
-    backend.project(&r.normed, &layer.k, k_bias, &mut r.k);
-    backend.project(&r.normed, &layer.v, v_bias, &mut r.v);
+    let weights = [(&layer.q, q_bias), (&layer.k, k_bias), (&layer.v, v_bias)];
+    backend.project(&mut r.normed, weights, [&mut r.q, &mut r.k, &mut r.v]);
     if let Some([q_norm, k_norm]) = &layer.head_norms {
         backend.norm(&r.q, q_norm, shape.norm_eps, &mut r.heads);
         std::mem::swap(&mut r.q, &mut r.heads);
@@ -119,15 +117,11 @@ fn attention<B: Backend>(
     backend.rotate(&mut r.k, shape.kv_heads);
     backend.store(index, &r.k, &r.v);
     backend.attend(index, &r.q, &mut r.heads);
-    backend.project(&r.heads, &layer.o, None, &mut r.branch);
-    backend.add(&mut r.residual, &r.branch);
+    backend.project_onto(&mut r.heads, &layer.o, &mut r.residual);
 }
 
 fn feed_forward<B: Backend>(backend: &B, shape: &Shape, layer: &Layer<B::Loader>, r: &mut Rows<B>) {
     backend.norm(&r.residual, &layer.ffn_norm, shape.norm_eps, &mut r.normed);
-    backend.project(&r.normed, &layer.gate, None, &mut r.gate);
-    backend.project(&r.normed, &layer.up, None, &mut r.up);
-    backend.gate(&r.gate, &r.up, &mut r.gated);
-    backend.project(&r.gated, &layer.down, None, &mut r.branch);
-    backend.add(&mut r.residual, &r.branch);
+    backend.project_gated(&mut r.normed, &layer.gate, &layer.up, &mut r.gate, &mut r.gated);
+    backend.project_onto(&mut r.gated, &layer.down, &mut r.residual);
 }

@@ -14,8 +14,8 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::source::{Bf16s, Bytes, Floats, Halves, Nibbles, Panel, STEP, Source};
-use crate::layout::matrix::{GroupData, STRIP, Store};
+use super::source::{Bf16s, Floats, Halves, Panel, STEP, Source};
+use crate::layout::matrix::{STRIP, Store};
 use crate::ops::{Product, ProductTile, Share};
 
 /// Inputs unpacked at once: 256 of a strip are 32 KiB.
@@ -62,6 +62,8 @@ struct Operands {
     sums_strip: usize,
     sums_rows: usize,
     bias: Option<*const f32>,
+    /// Whether the product is added to what `out` holds.
+    add: bool,
     out: *mut f32,
     n: usize,
     k: usize,
@@ -84,6 +86,7 @@ pub(crate) fn matmul_tile(product: &Product<'_>, tile: &ProductTile, out: Share<
         sums_strip: 0,
         sums_rows: 0,
         bias,
+        add: product.add,
         out,
         n,
         k: cols,
@@ -95,28 +98,7 @@ pub(crate) fn matmul_tile(product: &Product<'_>, tile: &ProductTile, out: Share<
             Store::F32(data) => floats(&operands, Floats { data: data.as_ptr(), cols }, tile),
             Store::Bf16(data) => packed(&operands, Bf16s { data: data.as_ptr(), cols }, tile),
             Store::F16(data) => packed(&operands, Halves { data: data.as_ptr(), cols }, tile),
-            Store::Nibbles(data, groups) => {
-                let (data, size) = (data.as_ptr(), groups.size);
-                match &groups.data {
-                    GroupData::F32(groups) => {
-                        packed(&operands, Nibbles { data, cols, groups: groups.as_ptr(), size }, tile);
-                    }
-                    GroupData::F16(groups) => {
-                        packed(&operands, Nibbles { data, cols, groups: groups.as_ptr(), size }, tile);
-                    }
-                }
-            }
-            Store::Bytes(data, groups) => {
-                let (data, size) = (data.as_ptr(), groups.size);
-                match &groups.data {
-                    GroupData::F32(groups) => {
-                        packed(&operands, Bytes { data, cols, groups: groups.as_ptr(), size }, tile);
-                    }
-                    GroupData::F16(groups) => {
-                        packed(&operands, Bytes { data, cols, groups: groups.as_ptr(), size }, tile);
-                    }
-                }
-            }
+            Store::Quants(_) => unreachable!("quantised weights have a product of their own"),
         }
     }
 }
@@ -297,7 +279,7 @@ unsafe fn by_rows<S: Source>(
 /// # Safety
 /// The processor has AVX-512 F, BW, VL and DQ. Rows `row..row + R` are inside `x` and `out`; tiles
 /// `tile..tile + T` and inputs `span` are inside the source; nobody else touches these outputs meanwhile. `span`
-/// starts at a multiple of the source's group; it is all inputs unless `operands.sums` has room for these chains.
+/// starts at a multiple of [`STEP`]; it is all inputs unless `operands.sums` has room for these chains.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn chains<S: Source, const R: usize, const T: usize>(
     operands: &Operands,
@@ -321,21 +303,13 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
         }
         let mut k = span.start;
         while k < span.end {
-            let group = k / source.group();
-            let mut scales = [source.scale(tile, group); T];
-            for t in 1..T {
-                scales[t] = source.scale(tile + t, group);
-            }
-            let end = span.end.min((group + 1) * source.group());
-            while k + STEP <= end {
+            if k + STEP <= span.end {
                 fetch_ahead::<S, T>(operands, source, tile / 2, k);
-                step::<S, R, T>(&mut sums, operands, source, tile, &scales, k, STEP, row);
-                k += STEP;
+                step::<S, R, T>(&mut sums, operands, source, tile, k, STEP, row);
+            } else {
+                step::<S, R, T>(&mut sums, operands, source, tile, k, span.end - k, row);
             }
-            if k < end {
-                step::<S, R, T>(&mut sums, operands, source, tile, &scales, k, end - k, row);
-                k = end;
-            }
+            k += STEP;
         }
         for (r, sums) in sums.iter().enumerate() {
             for (t, sum) in sums.iter().enumerate() {
@@ -343,7 +317,11 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
                     _mm512_storeu_ps(operands.sums_at(row + r, tile + t), *sum);
                 } else {
                     let (first, mask) = operands.lanes(tile + t);
-                    _mm512_mask_storeu_ps(operands.out_at(row + r, first), mask, *sum);
+                    let (out, mut sum) = (operands.out_at(row + r, first), *sum);
+                    if operands.add {
+                        sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), sum);
+                    }
+                    _mm512_mask_storeu_ps(out, mask, sum);
                 }
             }
         }
@@ -380,7 +358,6 @@ unsafe fn step<S: Source, const R: usize, const T: usize>(
     operands: &Operands,
     source: S,
     tile: usize,
-    scales: &[S::Scale; T],
     k: usize,
     count: usize,
     row: usize,
@@ -395,7 +372,7 @@ unsafe fn step<S: Source, const R: usize, const T: usize>(
         for j in 0..count {
             let mut weights = [_mm512_setzero_ps(); T];
             for t in 0..T {
-                weights[t] = S::next(&mut cursors[t], scales[t]);
+                weights[t] = S::next(&mut cursors[t]);
             }
             for r in 0..R {
                 let input = _mm512_set1_ps(*x.add(r * operands.x_stride + j));
@@ -417,21 +394,16 @@ unsafe fn unpack<S: Source>(source: S, strip: usize, span: Range<usize>, panel: 
     unsafe {
         let mut k = span.start;
         while k < span.end {
-            let group = k / source.group();
-            let scales = [source.scale(strip * 2, group), source.scale(strip * 2 + 1, group)];
-            let end = span.end.min((group + 1) * source.group());
-            while k < end {
-                let count = STEP.min(end - k);
-                source.fetch(strip + 1, k);
-                for (t, &scale) in scales.iter().enumerate() {
-                    let mut cursor = source.cursor(strip * 2 + t, k);
-                    let to = panel.add((k - span.start) * STRIP + t * (STRIP / 2));
-                    for j in 0..count {
-                        _mm512_storeu_ps(to.add(j * STRIP), S::next(&mut cursor, scale));
-                    }
+            let count = STEP.min(span.end - k);
+            source.fetch(strip + 1, k);
+            for t in 0..2 {
+                let mut cursor = source.cursor(strip * 2 + t, k);
+                let to = panel.add((k - span.start) * STRIP + t * (STRIP / 2));
+                for j in 0..count {
+                    _mm512_storeu_ps(to.add(j * STRIP), S::next(&mut cursor));
                 }
-                k += count;
             }
+            k += count;
         }
     }
 }

@@ -3,9 +3,11 @@
 #![allow(unsafe_code)]
 
 mod attention;
-pub(crate) mod elementwise;
+mod digits;
 mod matmul;
+mod quantised;
 mod source;
 
 pub(crate) use attention::attention_tile;
 pub(crate) use matmul::matmul_tile;
+pub(crate) use quantised::quantised_tile;

@@ -49,7 +49,7 @@ macro_rules! zeroed {
     )*};
 }
 
-zeroed!(u8: 0, u16: 0, u32: 0, f32: 0.0);
+zeroed!(u8: 0, i8: 0, u16: 0, u32: 0, i32: 0, f32: 0.0);
 
 impl<T> Deref for Aligned<T> {
     type Target = [T];

@@ -4,4 +4,6 @@
 pub(crate) mod aligned;
 pub mod matrix;
 mod pack;
+pub mod quant;
+pub(crate) mod rows;
 mod unpack;

@@ -1,13 +1,11 @@
-//! From packed strips back to `f32`. The rule: grouped weights are computed with one rounding (a fused multiply and
-//! add), as the vector code does.
+//! From packed strips back to `f32`. The rule: each number is exactly the stored one.
 
 use half::{bf16, f16};
 
-use super::matrix::{Groups, Matrix, OCTET, STRIP, Store};
+use super::matrix::{Matrix, STRIP, Store};
 
 impl Matrix {
-    /// Writes the weights of output `row`, as a product sees them, to `out` of length `cols`. (The portable product
-    /// rounds a grouped weight twice, for want of the instruction, and may be one unit in the last place off.)
+    /// Writes the weights of output `row`, as a product sees them, to `out` of length `cols`.
     ///
     /// # Panics
     /// When `row` is out of range or `out` has another length.
@@ -24,18 +22,12 @@ impl Matrix {
                 each.for_each(|(k, o)| *o = bf16::from_bits(data[dense + k * STRIP]).to_f32());
             }
             Store::F16(data) => each.for_each(|(k, o)| *o = f16::from_bits(data[dense + k * STRIP]).to_f32()),
-            Store::Nibbles(data, groups) => each.for_each(|(k, o)| {
-                let word = data[Matrix::octet_at(cols, strip, k) + lane];
-                *o = weight(groups, cols, (strip, lane), k, (word >> (4 * (k % OCTET))) & 15);
-            }),
-            Store::Bytes(data, groups) => each.for_each(|(k, o)| {
-                *o = weight(groups, cols, (strip, lane), k, u32::from(data[dense + k * STRIP]));
-            }),
+            Store::Quants(quants) => quants.row_to_f32(row, out),
         }
     }
 
-    /// Writes inputs `start..start + out.len() / STRIP` of a strip to `out`, the outputs of one input side by side.
-    /// For the portable product: grouped weights are rounded twice.
+    /// Writes inputs `start..start + out.len() / STRIP` of a strip of a float format to `out`, the outputs of one
+    /// input side by side.
     pub(crate) fn unpack_strip(&self, strip: usize, start: usize, out: &mut [f32]) {
         let cols = self.cols;
         let dense = Matrix::dense_at(cols, strip, start);
@@ -52,60 +44,7 @@ impl Matrix {
                     *o = f16::from_bits(bits).to_f32();
                 }
             }
-            Store::Nibbles(data, groups) => {
-                let mut of_group = OfGroup::new(groups, cols, strip);
-                for (index, o) in out.chunks_exact_mut(STRIP).enumerate() {
-                    let k = start + index;
-                    let at = Matrix::octet_at(cols, strip, k);
-                    let shift = 4 * (k % OCTET);
-                    let (scale, min) = of_group.at(k);
-                    for (lane, &word) in data[at..at + STRIP].iter().enumerate() {
-                        o[lane] = scale[lane] * ((word >> shift) & 15) as f32 + min[lane];
-                    }
-                }
-            }
-            Store::Bytes(data, groups) => {
-                let mut of_group = OfGroup::new(groups, cols, strip);
-                for (index, o) in out.chunks_exact_mut(STRIP).enumerate() {
-                    let at = dense + index * STRIP;
-                    let (scale, min) = of_group.at(start + index);
-                    for (lane, &value) in data[at..at + STRIP].iter().enumerate() {
-                        o[lane] = scale[lane] * f32::from(value) + min[lane];
-                    }
-                }
-            }
+            Store::Quants(_) => unreachable!("quantised weights are multiplied as they are"),
         }
     }
-}
-
-/// The scales and minima of the group last asked for.
-struct OfGroup<'a> {
-    groups: &'a Groups,
-    cols: usize,
-    strip: usize,
-    group: usize,
-    numbers: [f32; 2 * STRIP],
-}
-
-impl<'a> OfGroup<'a> {
-    fn new(groups: &'a Groups, cols: usize, strip: usize) -> OfGroup<'a> {
-        OfGroup { groups, cols, strip, group: usize::MAX, numbers: [0.0; 2 * STRIP] }
-    }
-
-    fn at(&mut self, k: usize) -> (&[f32], &[f32]) {
-        let group = k / self.groups.size;
-        if group != self.group {
-            self.group = group;
-            let at = Groups::at(self.groups.size, self.cols, self.strip, group);
-            for (lane, number) in self.numbers.iter_mut().enumerate() {
-                *number = self.groups.number(at + lane);
-            }
-        }
-        self.numbers.split_at(STRIP)
-    }
-}
-
-fn weight(groups: &Groups, cols: usize, (strip, lane): (usize, usize), k: usize, q: u32) -> f32 {
-    let at = Groups::at(groups.size, cols, strip, k / groups.size) + lane;
-    groups.number(at).mul_add(q as f32, groups.number(at + STRIP))
 }

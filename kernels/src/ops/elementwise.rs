@@ -2,10 +2,11 @@
 //! that they agree to the bit.
 #![allow(unsafe_code)]
 
+use crate::compiled::dispatch;
 use crate::dispatch::Isa;
 use crate::ops::Share;
 use crate::pool::Pool;
-use crate::portable::elementwise as portable;
+use crate::portable::elementwise;
 use crate::rope::Rope;
 
 /// Elements below which waking another thread costs more than it saves.
@@ -13,7 +14,7 @@ const LEAST_SHARED: usize = 16_384;
 
 /// Calls `job(first, count)` for runs of `items` that cover all of them; on more than one thread where there is
 /// enough to do. `width` is the number of elements an item stands for.
-fn share_out(pool: &Pool, items: usize, width: usize, job: &(dyn Fn(usize, usize) + Sync)) {
+pub(super) fn share_out(pool: &Pool, items: usize, width: usize, job: &(dyn Fn(usize, usize) + Sync)) {
     if items == 0 {
         return;
     }
@@ -24,25 +25,6 @@ fn share_out(pool: &Pool, items: usize, width: usize, job: &(dyn Fn(usize, usize
         job(first, end - first);
     });
 }
-
-/// Runs the vector form where the set is there, else the portable one.
-macro_rules! dispatch {
-    ($isa:expr, $name:ident($($argument:expr),*)) => {{
-        #[cfg(target_arch = "x86_64")]
-        if $isa.runs_avx512() {
-            // SAFETY: the check above found every feature that the function is compiled for.
-            unsafe { crate::avx512::elementwise::$name($($argument),*) }
-        } else {
-            portable::$name($($argument),*)
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            let _ = $isa;
-            portable::$name($($argument),*)
-        }
-    }};
-}
-pub(crate) use dispatch;
 
 /// `out = x / sqrt(mean(x²) + eps) · weight` for each of `rows` rows of `weight.len()`; rows may as well be heads.
 ///
@@ -58,37 +40,7 @@ pub fn rms_norm(pool: &Pool, isa: Isa, x: &[f32], weight: &[f32], eps: f32, rows
         let x = &x[first * width..][..count * width];
         // SAFETY: `share_out` gives each run of rows to one part only.
         let out = unsafe { out.slice(first * width, count * width) };
-        dispatch!(isa, rms_norm(x, weight, eps, out));
-    });
-}
-
-/// `x += y`.
-///
-/// # Panics
-/// When the lengths differ.
-pub fn add_assign(pool: &Pool, isa: Isa, x: &mut [f32], y: &[f32]) {
-    assert!(x.len() == y.len(), "y holds {} numbers; x holds {}", y.len(), x.len());
-    let x = Share::new(x);
-    share_out(pool, y.len(), 1, &|first, count| {
-        // SAFETY: `share_out` gives each run of elements to one part only.
-        let x = unsafe { x.slice(first, count) };
-        dispatch!(isa, add_assign(x, &y[first..][..count]));
-    });
-}
-
-/// `out = silu(gate) · up` with `silu(g) = g / (1 + exp(-g))`.
-///
-/// # Panics
-/// When the lengths differ.
-pub fn silu_mul(pool: &Pool, isa: Isa, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    assert!(gate.len() == up.len(), "up holds {} numbers; gate holds {}", up.len(), gate.len());
-    assert!(gate.len() == out.len(), "out holds {} numbers; gate holds {}", out.len(), gate.len());
-    let out = Share::new(out);
-    // An exponential is worth several plain elements.
-    share_out(pool, gate.len(), 4, &|first, count| {
-        // SAFETY: `share_out` gives each run of elements to one part only.
-        let out = unsafe { out.slice(first, count) };
-        dispatch!(isa, silu_mul(&gate[first..][..count], &up[first..][..count], out));
+        dispatch!(isa, elementwise::rms_norm(x, weight, eps, out));
     });
 }
 
@@ -104,6 +56,6 @@ pub fn rope(pool: &Pool, isa: Isa, x: &mut [f32], rows: usize, heads: usize, rop
     share_out(pool, rows, width, &|first, count| {
         // SAFETY: `share_out` gives each run of rows to one part only.
         let x = unsafe { x.slice(first * width, count * width) };
-        dispatch!(isa, rope(x, heads, rope, &positions[first..][..count]));
+        dispatch!(isa, elementwise::rope(x, heads, rope, &positions[first..][..count]));
     });
 }

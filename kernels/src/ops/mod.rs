@@ -1,16 +1,19 @@
 //! The operations that a transformer and a sampler are made of. The rule: shapes are checked here, before any fast
 //! code runs; a mismatch is the caller's bug and panics with both numbers.
 
+mod activations;
 mod attention;
 mod elementwise;
 mod matmul;
 mod reduce;
 mod share;
 
+pub use activations::Activations;
+pub(crate) use activations::{Run, quantise_rows};
 pub use attention::attention;
 pub(crate) use attention::{Scene, Tile as AttentionTile};
-pub use elementwise::{add_assign, rms_norm, rope, silu_mul};
+pub use elementwise::{rms_norm, rope};
 pub(crate) use matmul::{Product, Tile as ProductTile};
-pub use matmul::{matmul, matmul_bias};
+pub use matmul::{Projection, matmul, matmul_bias, project, project_gated};
 pub use reduce::{argmax, log_sum_exp, max};
 pub(crate) use share::Share;

@@ -1,9 +1,9 @@
 //! What a sampler asks of a row of logits. The rule: one fixed order of reduction, whatever the instruction set.
 #![allow(unsafe_code)]
 
-use super::elementwise::dispatch;
+use crate::compiled::dispatch;
 use crate::dispatch::Isa;
-use crate::portable::elementwise as portable;
+use crate::portable::elementwise;
 
 /// The index of the largest number. Of equals the lowest wins; a NaN never wins (0 where all are NaN).
 ///
@@ -17,13 +17,13 @@ pub fn argmax(isa: Isa, x: &[f32]) -> usize {
 
 /// The largest number that is no NaN; minus infinity where there is none.
 pub fn max(isa: Isa, x: &[f32]) -> f32 {
-    dispatch!(isa, max(x))
+    dispatch!(isa, elementwise::max(x))
 }
 
 /// `ln Σ exp(x)`: terms in f32 relative to the largest, sums in f64. NaN where any number is NaN.
 pub fn log_sum_exp(isa: Isa, x: &[f32]) -> f64 {
     let most = max(isa, x);
-    let sum = if most.is_infinite() { 1.0 } else { dispatch!(isa, sum_exp(x, most)) };
+    let sum = if most.is_infinite() { 1.0 } else { dispatch!(isa, elementwise::sum_exp(x, most)) };
     if most.is_infinite() && x.iter().any(|value| value.is_nan()) {
         return f64::NAN;
     }

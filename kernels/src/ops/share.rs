@@ -3,21 +3,28 @@
 
 use std::marker::PhantomData;
 
-/// A mutable slice of `f32` that parts of one job cut pieces from.
-#[derive(Clone, Copy)]
-pub(crate) struct Share<'a> {
-    start: *mut f32,
+/// A mutable slice that parts of one job cut pieces from.
+pub(crate) struct Share<'a, T = f32> {
+    start: *mut T,
     len: usize,
-    _borrow: PhantomData<&'a mut [f32]>,
+    _borrow: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: a `Share` is only a pointer and a length; the duty to keep pieces apart is on `slice` and `pointer`.
-unsafe impl Send for Share<'_> {}
+unsafe impl<T: Send> Send for Share<'_, T> {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Share<'_> {}
+unsafe impl<T: Send> Sync for Share<'_, T> {}
 
-impl<'a> Share<'a> {
-    pub(crate) fn new(slice: &'a mut [f32]) -> Share<'a> {
+impl<T> Clone for Share<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Share<'_, T> {}
+
+impl<'a, T> Share<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Share<'a, T> {
         Share { start: slice.as_mut_ptr(), len: slice.len(), _borrow: PhantomData }
     }
 
@@ -25,7 +32,7 @@ impl<'a> Share<'a> {
     ///
     /// # Safety
     /// While the piece lives, no other piece that overlaps it may exist, on this or another thread.
-    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &'a mut [f32] {
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start <= self.len && len <= self.len - start, "piece {start}+{len} of {}", self.len);
         // SAFETY: in bounds by the assertion; unaliased by the caller's duty; the borrow outlives `'a`.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
@@ -34,7 +41,7 @@ impl<'a> Share<'a> {
     /// The start of the buffer, for code that writes scattered elements. Whoever writes through it has the duty of
     /// [`Share::slice`], and keeps within [`Share::len`].
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn pointer(&self) -> *mut f32 {
+    pub(crate) fn pointer(&self) -> *mut T {
         self.start
     }
 

@@ -69,17 +69,11 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     }
 }
 
+/// `up *= silu(gate)`.
 #[inline(always)]
-pub(crate) fn add_assign(x: &mut [f32], y: &[f32]) {
-    for (x, &y) in x.iter_mut().zip(y) {
-        *x += y;
-    }
-}
-
-#[inline(always)]
-pub(crate) fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-        *out = gate / (1.0 + exp(-gate)) * up;
+pub(crate) fn silu_mul(gate: &[f32], up: &mut [f32]) {
+    for (up, &gate) in up.iter_mut().zip(gate) {
+        *up *= gate / (1.0 + exp(-gate));
     }
 }
 

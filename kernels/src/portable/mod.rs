@@ -5,6 +5,9 @@
 mod attention;
 pub(crate) mod elementwise;
 mod matmul;
+pub(crate) mod quantise;
+mod quantised;
 
 pub(crate) use attention::attention_tile;
 pub(crate) use matmul::matmul_tile;
+pub(crate) use quantised::quantised_tile;

@@ -37,19 +37,24 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, rows: usize, out: &mut [f32
     }
 }
 
-/// `x += y`.
-pub fn add_assign(x: &mut [f32], y: &[f32]) {
-    for (x, y) in x.iter_mut().zip(y) {
-        *x += y;
-    }
-}
-
 /// `out = gate · sigmoid(gate) · up`.
 pub fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     for (k, out) in out.iter_mut().enumerate() {
         let (gate, up) = (f64::from(gate[k]), f64::from(up[k]));
         *out = (gate / (1.0 + (-gate).exp()) * up) as f32;
     }
+}
+
+/// What the eight-bit form of rows of `cols` values stands for: to the nearest multiple of each 32 inputs' largest
+/// magnitude over 127.
+pub fn to_eight_bits(x: &[f32], cols: usize) -> Vec<f32> {
+    let groups = x.chunks(cols).flat_map(|row| row.chunks(32));
+    let value = |group: &[f32]| -> Vec<f32> {
+        let most = group.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        let number = |x: f32| if most > 0.0 { (x * (127.0 / most)).round_ties_even() } else { 0.0 };
+        group.iter().map(|&x| number(x) * (most / 127.0)).collect()
+    };
+    groups.flat_map(value).collect()
 }
 
 /// Turns each head of each row by its row's position.

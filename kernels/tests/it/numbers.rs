@@ -1,7 +1,7 @@
 //! Numbers to compute with. The rule: they follow from a seed alone, and keep to magnitudes at which a bound on
 //! rounding errors is easy to state.
 
-use pons_kernels::Matrix;
+use pons_kernels::{Form, Matrix, Scaling, Width};
 
 /// A small generator (splitmix64).
 pub(crate) struct Numbers(pub(crate) u64);
@@ -31,25 +31,34 @@ pub(crate) enum Format {
     F32,
     Bf16,
     F16,
-    /// `exact` scales and minima are representable in half precision.
-    Grouped {
-        group: usize,
-        bits: u32,
-        exact: bool,
-    },
+    Quantised(Form),
 }
 
-pub(crate) const FORMATS: [Format; 9] = [
+const fn quantised(width: Width, scaling: Scaling) -> Format {
+    Format::Quantised(Form { width, scaling })
+}
+
+pub(crate) const FORMATS: [Format; 12] = [
     Format::F32,
     Format::Bf16,
     Format::F16,
-    Format::Grouped { group: 32, bits: 4, exact: false },
-    Format::Grouped { group: 32, bits: 4, exact: true },
-    Format::Grouped { group: 16, bits: 4, exact: false },
-    Format::Grouped { group: 32, bits: 8, exact: false },
-    Format::Grouped { group: 32, bits: 8, exact: true },
-    Format::Grouped { group: 16, bits: 8, exact: false },
+    quantised(Width::Four, Scaling::Centred { zero: 8 }),
+    quantised(Width::Four, Scaling::Affine),
+    quantised(Width::Four, Scaling::NestedAffine),
+    quantised(Width::Six, Scaling::Centred { zero: 16 }),
+    quantised(Width::Six, Scaling::Affine),
+    quantised(Width::Six, Scaling::NestedAffine),
+    quantised(Width::Six, Scaling::NestedCentred { zero: 32 }),
+    quantised(Width::Eight, Scaling::Centred { zero: 128 }),
+    quantised(Width::Eight, Scaling::Affine),
 ];
+
+impl Format {
+    /// Whether products see activations in eight bits.
+    pub(crate) fn is_quantised(self) -> bool {
+        matches!(self, Format::Quantised(_))
+    }
+}
 
 /// A matrix of weights of magnitude about one.
 pub(crate) fn matrix(format: Format, rows: usize, cols: usize, seed: u64) -> Matrix {
@@ -66,13 +75,24 @@ pub(crate) fn matrix(format: Format, rows: usize, cols: usize, seed: u64) -> Mat
             let bits: Vec<u16> = data.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect();
             Matrix::from_f16_bits(rows, cols, &bits)
         }
-        Format::Grouped { group, bits, exact } => {
-            let most = (1_u32 << bits) as f32;
-            let kept = |x: f32| if exact { half::f16::from_f32(x).to_f32() } else { x };
-            Matrix::from_grouped(rows, cols, group, bits, &mut |_, q, scale, min| {
-                q.iter_mut().for_each(|q| *q = (numbers.next_u64() % (1 << bits)) as u8);
-                scale.iter_mut().for_each(|scale| *scale = kept(numbers.unit() / most));
-                min.iter_mut().for_each(|min| *min = kept(numbers.unit() / 2.0));
+        Format::Quantised(form) => {
+            let limit = match form.width {
+                Width::Four => 16,
+                Width::Six => 64,
+                Width::Eight => 256,
+            };
+            let nested = matches!(form.scaling, Scaling::NestedAffine | Scaling::NestedCentred { .. });
+            // Scales such that weights stay below about one, whatever the form.
+            let (inner, outer) = if nested { (64, limit as f32 * 64.0) } else { (1, limit as f32) };
+            let signed = matches!(form.scaling, Scaling::NestedCentred { .. });
+            Matrix::from_quantised(rows, cols, form, &mut |_, row| {
+                row.q.iter_mut().for_each(|q| *q = (numbers.next_u64() % limit) as u8);
+                let mut half = |most: f32| half::f16::from_f32(numbers.unit() / most).to_bits();
+                row.d.iter_mut().for_each(|d| *d = half(outer));
+                row.m.iter_mut().for_each(|m| *m = half(2.0 * inner as f32));
+                let mut small = || (numbers.next_u64() % if signed { 256 } else { inner }) as u8;
+                row.s.iter_mut().for_each(|s| *s = small());
+                row.t.iter_mut().for_each(|t| *t = small());
             })
         }
     }

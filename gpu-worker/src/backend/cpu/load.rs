@@ -2,7 +2,7 @@
 //! weight is rounded a second time.
 
 use pons_checkpoint::{Dtype, Tensor, quant};
-use pons_kernels::Matrix;
+use pons_kernels::{Form, Matrix, Scaling, Width};
 
 use crate::backend::Loader;
 
@@ -14,15 +14,32 @@ fn halves(data: &[u8]) -> Vec<u16> {
     data.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
 }
 
+/// The kernels' form of a block format. Five-bit numbers are kept in six.
+const fn form(dtype: Dtype) -> Option<Form> {
+    let (width, scaling) = match dtype {
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => return None,
+        Dtype::Q4_0 => (Width::Four, Scaling::Centred { zero: 8 }),
+        Dtype::Q4_1 => (Width::Four, Scaling::Affine),
+        Dtype::Q4K => (Width::Four, Scaling::NestedAffine),
+        Dtype::Q5_0 => (Width::Six, Scaling::Centred { zero: 16 }),
+        Dtype::Q5_1 => (Width::Six, Scaling::Affine),
+        Dtype::Q5K => (Width::Six, Scaling::NestedAffine),
+        Dtype::Q6K => (Width::Six, Scaling::NestedCentred { zero: 32 }),
+        Dtype::Q8_0 => (Width::Eight, Scaling::Centred { zero: 128 }),
+    };
+    Some(Form { width, scaling })
+}
+
 impl Loader for CpuLoader {
     type Matrix = Matrix;
     type Vector = Vec<f32>;
 
     fn matrix(&self, tensor: &Tensor<'_>) -> Result<Matrix, String> {
         let (rows, cols) = (tensor.rows, tensor.cols);
-        if let Some((group, bits)) = quant::group_layout(tensor.dtype) {
-            return Ok(Matrix::from_grouped(rows, cols, group, bits, &mut |row, q, scale, min| {
-                quant::row_to_groups(tensor.dtype, tensor.row(row), q, scale, min);
+        if let Some(form) = form(tensor.dtype) {
+            return Ok(Matrix::from_quantised(rows, cols, form, &mut |row, to| {
+                let parts = quant::Parts { q: to.q, d: to.d, m: to.m, s: to.s, t: to.t };
+                quant::split_row(tensor.dtype, tensor.row(row), parts);
             }));
         }
         match tensor.dtype {

@@ -7,7 +7,8 @@ pub use load::CpuLoader;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvError, KvRow, Matrix, Pool, Rope, ops};
+use pons_kernels::ops::{self, Activations, Projection};
+use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvError, KvRow, Matrix, Pool, Rope};
 
 use crate::backend::Backend;
 use crate::model::batch::StepBatch;
@@ -46,10 +47,10 @@ impl CpuBackend {
 
 impl Backend for CpuBackend {
     type Loader = CpuLoader;
-    type Buffer = Vec<f32>;
+    type Buffer = Activations;
 
-    fn buffer(&self) -> Vec<f32> {
-        Vec::new()
+    fn buffer(&self) -> Activations {
+        Activations::default()
     }
 
     fn begin(&mut self, batch: StepBatch) {
@@ -63,36 +64,66 @@ impl Backend for CpuBackend {
         self.batch = batch;
     }
 
-    fn embed(&self, table: &Matrix, out: &mut Vec<f32>) {
+    fn embed(&self, table: &Matrix, out: &mut Activations) {
         let width = table.cols();
-        out.resize(self.batch.tokens.len() * width, 0.0);
+        let out = out.resize(self.batch.tokens.len() * width);
         for (&token, row) in self.batch.tokens.iter().zip(out.chunks_exact_mut(width)) {
             table.row_to_f32(token as usize, row);
         }
     }
 
-    fn norm(&self, x: &Vec<f32>, weight: &Vec<f32>, eps: f32, out: &mut Vec<f32>) {
-        out.resize(x.len(), 0.0);
-        ops::rms_norm(&self.pool, self.isa, x, weight, eps, x.len() / weight.len(), out);
+    fn norm(&self, x: &Activations, weight: &Vec<f32>, eps: f32, out: &mut Activations) {
+        let x = x.values();
+        let rows = x.len() / weight.len();
+        ops::rms_norm(&self.pool, self.isa, x, weight, eps, rows, out.resize(x.len()));
     }
 
-    fn project(&self, x: &Vec<f32>, weight: &Matrix, bias: Option<&Vec<f32>>, out: &mut Vec<f32>) {
-        let rows = x.len() / weight.cols();
-        out.resize(rows * weight.rows(), 0.0);
-        ops::matmul_bias(&self.pool, self.isa, x, rows, weight, bias.map(Vec::as_slice), out);
+    fn project<const N: usize>(
+        &self,
+        x: &mut Activations,
+        weights: [(&Matrix, Option<&Vec<f32>>); N],
+        out: [&mut Activations; N],
+    ) {
+        let rows = x.values().len() / weights[0].0.cols();
+        let mut out = out.into_iter();
+        let projections = weights.map(|(weight, bias)| {
+            let out = out.next().expect("as many outputs as weights").resize(rows * weight.rows());
+            Projection { weight, bias: bias.map(Vec::as_slice), add: false, out }
+        });
+        ops::project(&self.pool, self.isa, x, rows, projections);
     }
 
-    fn rotate(&self, x: &mut Vec<f32>, heads: usize) {
+    fn project_onto(&self, x: &mut Activations, weight: &Matrix, out: &mut Activations) {
+        let rows = x.values().len() / weight.cols();
+        let projection = Projection { weight, bias: None, add: true, out: out.values_mut() };
+        ops::project(&self.pool, self.isa, x, rows, [projection]);
+    }
+
+    fn project_gated(
+        &self,
+        x: &mut Activations,
+        gate: &Matrix,
+        up: &Matrix,
+        room: &mut Activations,
+        out: &mut Activations,
+    ) {
+        let rows = x.values().len() / gate.cols();
+        let (room, out) = (room.resize(rows * gate.rows()), out.resize(rows * up.rows()));
+        ops::project_gated(&self.pool, self.isa, x, rows, gate, up, room, out);
+    }
+
+    fn rotate(&self, x: &mut Activations, heads: usize) {
         let rows = self.batch.positions.len();
-        ops::rope(&self.pool, self.isa, x, rows, heads, &self.rope, &self.batch.positions);
+        ops::rope(&self.pool, self.isa, x.values_mut(), rows, heads, &self.rope, &self.batch.positions);
     }
 
-    fn store(&mut self, layer: usize, keys: &Vec<f32>, values: &Vec<f32>) {
-        self.arena.write(layer, &self.kv_rows, keys, values);
+    fn store(&mut self, layer: usize, keys: &Activations, values: &Activations) {
+        self.arena.write(layer, &self.kv_rows, keys.values(), values.values());
     }
 
-    fn attend(&self, layer: usize, queries: &Vec<f32>, out: &mut Vec<f32>) {
-        out.resize(queries.len(), 0.0);
+    fn attend(&self, layer: usize, queries: &Activations, out: &mut Activations) {
+        let queries = queries.values();
+        let out = out.resize(queries.len());
         let seqs: Vec<AttentionSeq<'_>> = self
             .batch
             .runs
@@ -108,23 +139,15 @@ impl Backend for CpuBackend {
         ops::attention(&self.pool, self.isa, &self.arena, layer, queries, self.heads, &seqs, scale, out);
     }
 
-    fn gate(&self, gate: &Vec<f32>, up: &Vec<f32>, out: &mut Vec<f32>) {
-        out.resize(gate.len(), 0.0);
-        ops::silu_mul(&self.pool, self.isa, gate, up, out);
-    }
-
-    fn add(&self, x: &mut Vec<f32>, y: &Vec<f32>) {
-        ops::add_assign(&self.pool, self.isa, x, y);
-    }
-
-    fn gather(&self, x: &Vec<f32>, width: usize, rows: &[u32], out: &mut Vec<f32>) {
-        out.clear();
-        for &row in rows {
-            out.extend_from_slice(&x[row as usize * width..][..width]);
+    fn gather(&self, x: &Activations, width: usize, rows: &[u32], out: &mut Activations) {
+        let x = x.values();
+        let out = out.resize(rows.len() * width);
+        for (&row, out) in rows.iter().zip(out.chunks_exact_mut(width)) {
+            out.copy_from_slice(&x[row as usize * width..][..width]);
         }
     }
 
-    fn read<'a>(&self, x: &'a Vec<f32>) -> Cow<'a, [f32]> {
-        Cow::Borrowed(x)
+    fn read<'a>(&self, x: &'a Activations) -> Cow<'a, [f32]> {
+        Cow::Borrowed(x.values())
     }
 }

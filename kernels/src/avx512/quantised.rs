@@ -1,0 +1,331 @@
+//! Products with quantised weights for AVX-512. The rule: within a group sums are integers and exact; across groups
+//! an output is one chain of fused multiply-adds in order. So the number of rows cannot show.
+//!
+//! A block of rows by one strip holds all its sums in registers. Numbers are unpacked where they are used: for one
+//! row that is still faster than memory, for many it is a small part.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over constant counts become registers; iterators hide that"
+)]
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::digits::{
+    Affine, Centred, Digits, Eights, Fours, NestedAffine, NestedCentred, Scaler, Sixes,
+};
+use super::source::fetch_lines;
+use crate::layout::matrix::STRIP;
+use crate::layout::quant::{GROUP, LANES, Quants, Scales, Width};
+use crate::layout::rows::QuantRows;
+use crate::ops::{Product, ProductTile, Share};
+
+/// The most rows whose sums, of integers and of products, are in registers together.
+const MOST_ROWS: usize = 6;
+
+/// Rows up to which weights come from memory, so that they are worth asking for ahead.
+const FEW_ROWS: usize = 12;
+
+/// How far ahead of its use a unit is fetched.
+const AHEAD_BYTES: usize = 4096;
+
+/// The operands as the loops see them.
+#[derive(Clone, Copy)]
+struct Operands<'a> {
+    x: &'a QuantRows,
+    digits: *const u8,
+    groups: usize,
+    bias: Option<&'a [f32]>,
+    /// Whether the product is added to what `out` holds.
+    add: bool,
+    out: *mut f32,
+    n: usize,
+    fetch: bool,
+}
+
+/// Computes the outputs of one part; with `vnni` by the instructions made for it.
+pub(crate) fn quantised_tile(product: &Product<'_>, w: &Quants, tile: &ProductTile, out: Share<'_>, vnni: bool) {
+    let (x, n) = (product.quantised, product.w.rows());
+    let groups = x.groups();
+    let units = tile.strips.end * groups * (STRIP / LANES);
+    assert!(units * w.width.unit_bytes() <= w.digits.len(), "{tile:?}");
+    assert!(tile.rows.end * groups <= x.scale.len() && tile.rows.end * n <= out.len(), "{tile:?}");
+    assert!(product.bias.is_none_or(|bias| bias.len() == n), "{tile:?}");
+    let operands = Operands {
+        x,
+        digits: w.digits.as_ptr(),
+        groups,
+        bias: product.bias,
+        add: product.add,
+        out: out.pointer(),
+        n,
+        fetch: tile.rows.len() <= FEW_ROWS,
+    };
+    let shift = |zero: u8| zero.trailing_zeros();
+    // SAFETY: `Isa` has found the features before it chose this function. The assertions above keep rows, strips and
+    // groups inside `x`, `out` and the digits, and scales are packed for as many units; parts differ in rows or
+    // strips, so that nobody else writes there.
+    unsafe {
+        match &w.scales {
+            Scales::Centred { d, zero } => {
+                let scaler = Centred { d: d.as_ptr(), zero_shift: shift(*zero) };
+                by_width(&operands, w.width, scaler, tile, vnni);
+            }
+            Scales::Affine { dm } => {
+                by_width(&operands, w.width, Affine { dm: dm.as_ptr() }, tile, vnni);
+            }
+            Scales::NestedAffine { dm, st } => {
+                let scaler = NestedAffine { dm: dm.as_ptr(), st: st.as_ptr() };
+                by_width(&operands, w.width, scaler, tile, vnni);
+            }
+            Scales::NestedCentred { d, s, zero } => {
+                let scaler = NestedCentred { d: d.as_ptr(), s: s.as_ptr(), zero_shift: shift(*zero) };
+                by_width(&operands, w.width, scaler, tile, vnni);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`block`], for all rows and strips of `tile`.
+unsafe fn by_width<S: Scaler>(operands: &Operands<'_>, width: Width, scaler: S, tile: &ProductTile, vnni: bool) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        match (width, vnni) {
+            (Width::Four, true) => strips_vnni::<Fours, S>(operands, scaler, tile),
+            (Width::Six, true) => strips_vnni::<Sixes, S>(operands, scaler, tile),
+            (Width::Eight, true) => strips_vnni::<Eights, S>(operands, scaler, tile),
+            (Width::Four, false) => strips_plain::<Fours, S>(operands, scaler, tile),
+            (Width::Six, false) => strips_plain::<Sixes, S>(operands, scaler, tile),
+            (Width::Eight, false) => strips_plain::<Eights, S>(operands, scaler, tile),
+        }
+    }
+}
+
+/// The loops compiled for one set of features: dot products by `$dot`.
+macro_rules! loops {
+    ($features:literal, $dot:ident, $strips:ident, $by_rows:ident, $block:ident, $sums:ident) => {
+        /// # Safety
+        /// As the block loop, for all rows and strips of `tile`.
+        #[target_feature(enable = $features)]
+        unsafe fn $strips<D: Digits, S: Scaler>(operands: &Operands<'_>, scaler: S, tile: &ProductTile) {
+            let (first, rows) = (tile.rows.start, tile.rows.len());
+            let blocks = rows.div_ceil(MOST_ROWS);
+            for strip in tile.strips.clone() {
+                for block in 0..blocks {
+                    let span = first + rows * block / blocks..first + rows * (block + 1) / blocks;
+                    // SAFETY: the caller's duty.
+                    unsafe { $by_rows::<D, S>(operands, scaler, strip, span) };
+                }
+            }
+        }
+
+        /// # Safety
+        /// As the block loop.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn $by_rows<D: Digits, S: Scaler>(
+            operands: &Operands<'_>,
+            scaler: S,
+            strip: usize,
+            rows: Range<usize>,
+        ) {
+            // SAFETY: the caller's duty.
+            unsafe {
+                match rows.len() {
+                    1 => $block::<D, S, 1>(operands, scaler, strip, rows.start),
+                    2 => $block::<D, S, 2>(operands, scaler, strip, rows.start),
+                    3 => $block::<D, S, 3>(operands, scaler, strip, rows.start),
+                    4 => $block::<D, S, 4>(operands, scaler, strip, rows.start),
+                    5 => $block::<D, S, 5>(operands, scaler, strip, rows.start),
+                    6 => $block::<D, S, 6>(operands, scaler, strip, rows.start),
+                    _ => unreachable!("blocks of rows are between 1 and {MOST_ROWS} high"),
+                }
+            }
+        }
+
+        /// `R` rows by one strip.
+        ///
+        /// # Safety
+        /// The processor has the features; the rows are inside `x` and `out`, the strip inside digits and scales;
+        /// nobody else touches these outputs meanwhile.
+        #[target_feature(enable = $features)]
+        unsafe fn $block<D: Digits, S: Scaler, const R: usize>(
+            operands: &Operands<'_>,
+            scaler: S,
+            strip: usize,
+            row: usize,
+        ) {
+            let groups = operands.groups;
+            let nests = groups.div_ceil(S::NEST);
+            let mut sums = [[_mm512_setzero_ps(); 2]; R];
+            // SAFETY: the caller's duty.
+            unsafe {
+                operands.start::<R>(&mut sums, strip);
+                for nest in 0..nests {
+                    let at = (strip * nests + nest) * 2;
+                    let scales = [scaler.open(at), scaler.open(at + 1)];
+                    let end = groups.min((nest + 1) * S::NEST);
+                    for group in nest * S::NEST..end {
+                        let unit = operands.digits.add((strip * groups + group) * 2 * D::UNIT);
+                        if operands.fetch {
+                            fetch_lines(unit.wrapping_add(AHEAD_BYTES), 2 * D::UNIT);
+                        }
+                        let inner = group - nest * S::NEST;
+                        let place = (row, group);
+                        if S::HALVES {
+                            $sums::<D, S, R, 0, 4>(&mut sums, operands, scaler, scales, unit, place, inner);
+                            $sums::<D, S, R, 4, 8>(&mut sums, operands, scaler, scales, unit, place, inner);
+                        } else {
+                            $sums::<D, S, R, 0, 8>(&mut sums, operands, scaler, scales, unit, place, inner);
+                        }
+                    }
+                }
+                operands.finish::<R>(&sums, strip, row);
+            }
+        }
+
+        /// Takes quads `FROM..TO` of a group into account.
+        ///
+        /// # Safety
+        /// As the block loop.
+        #[inline]
+        #[expect(clippy::too_many_arguments, reason = "inlined into the one loop that has these in registers")]
+        #[target_feature(enable = $features)]
+        unsafe fn $sums<D: Digits, S: Scaler, const R: usize, const FROM: usize, const TO: usize>(
+            sums: &mut [[__m512; 2]; R],
+            operands: &Operands<'_>,
+            scaler: S,
+            scales: [S::Nest; 2],
+            unit: *const u8,
+            (row, group): (usize, usize),
+            inner: usize,
+        ) {
+            let (x, groups) = (operands.x, operands.groups);
+            // SAFETY: the caller's duty.
+            unsafe {
+                let mut dots = [[_mm512_setzero_si512(); 2]; R];
+                if !S::MINIMA {
+                    let shift = _mm_cvtsi32_si128(scaler.zero_shift().cast_signed());
+                    for r in 0..R {
+                        let at = (row + r) * groups + group;
+                        let less = if S::HALVES {
+                            *x.less.as_ptr().add(at * 2 + FROM / 4)
+                        } else {
+                            *x.less_group.as_ptr().add(at)
+                        };
+                        dots[r] = [_mm512_sll_epi32(_mm512_set1_epi32(less), shift); 2];
+                    }
+                }
+                let values = x.q.as_ptr().add(row * x.stride + group * GROUP);
+                for quad in FROM..TO {
+                    let weights = [D::quad(unit, quad), D::quad(unit.add(D::UNIT), quad)];
+                    for r in 0..R {
+                        let four = values.add(r * x.stride + quad * 4).cast::<i32>().read_unaligned();
+                        let four = _mm512_set1_epi32(four);
+                        dots[r][0] = $dot::<D>(dots[r][0], weights[0], four);
+                        dots[r][1] = $dot::<D>(dots[r][1], weights[1], four);
+                    }
+                }
+                for half in 0..2 {
+                    let scale = scaler.scale(scales[half], inner, FROM / 4);
+                    let minimum = scaler.minimum(scales[half], inner);
+                    for r in 0..R {
+                        let at = (row + r) * groups + group;
+                        let product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[r][half]), scale);
+                        let by = _mm512_set1_ps(*x.scale.as_ptr().add(at));
+                        sums[r][half] = _mm512_fmadd_ps(product, by, sums[r][half]);
+                        if S::MINIMA {
+                            let sum = _mm512_set1_ps(*x.sum.as_ptr().add(at));
+                            sums[r][half] = _mm512_fmadd_ps(minimum, sum, sums[r][half]);
+                        }
+                    }
+                }
+            }
+        }
+    };
+}
+
+loops!(
+    "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni",
+    dot_vnni,
+    strips_vnni,
+    rows_vnni,
+    block_vnni,
+    sums_vnni
+);
+loops!("avx512f,avx512bw,avx512vl,avx512dq", dot_plain, strips_plain, rows_plain, block_plain, sums_plain);
+
+/// `sum + Σ numbers · values` over each lane's four bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn dot_vnni<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m512i {
+    _mm512_dpbusd_epi32(sum, numbers, values)
+}
+
+/// As [`dot_vnni`] where that instruction is missing. Sums of two products must fit sixteen bits, so that a number of
+/// eight bits is taken in two pieces.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn dot_plain<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m512i {
+    let pairs = |numbers, weight| {
+        _mm512_madd_epi16(_mm512_maddubs_epi16(numbers, values), _mm512_set1_epi16(weight))
+    };
+    if D::SMALL {
+        return _mm512_add_epi32(sum, pairs(numbers, 1));
+    }
+    let low = _mm512_and_si512(numbers, _mm512_set1_epi8(0x7f));
+    let top = _mm512_and_si512(_mm512_srli_epi16::<7>(numbers), _mm512_set1_epi8(1));
+    _mm512_add_epi32(sum, _mm512_add_epi32(pairs(low, 1), pairs(top, 128)))
+}
+
+impl Operands<'_> {
+    /// Which of the sixteen outputs of a half exist.
+    #[inline]
+    fn lanes(&self, first: usize) -> __mmask16 {
+        ((1_u32 << self.n.saturating_sub(first).min(LANES)) - 1) as __mmask16
+    }
+
+    /// What the chains of a strip start from.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 F.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn start<const R: usize>(&self, sums: &mut [[__m512; 2]; R], strip: usize) {
+        let Some(bias) = self.bias else { return };
+        for half in 0..2 {
+            let first = strip * STRIP + half * LANES;
+            // SAFETY: the mask keeps the load inside the bias.
+            let bias = unsafe { _mm512_maskz_loadu_ps(self.lanes(first), bias.as_ptr().wrapping_add(first)) };
+            for r in 0..R {
+                sums[r][half] = bias;
+            }
+        }
+    }
+
+    /// Stores the sums, or adds them to what is there.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 F; the rows are inside `out`, and nobody else touches these outputs.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn finish<const R: usize>(&self, sums: &[[__m512; 2]; R], strip: usize, row: usize) {
+        for half in 0..2 {
+            let first = strip * STRIP + half * LANES;
+            let mask = self.lanes(first);
+            for r in 0..R {
+                let out = self.out.wrapping_add((row + r) * self.n + first);
+                let mut sum = sums[r][half];
+                // SAFETY: the mask keeps both inside the row.
+                unsafe {
+                    if self.add {
+                        sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), sum);
+                    }
+                    _mm512_mask_storeu_ps(out, mask, sum);
+                }
+            }
+        }
+    }
+}
