@@ -24,6 +24,7 @@ pub use dispatch::Isa;
 pub use kv::{AttentionSeq, BLOCK, KvArena, KvError, KvRow};
 pub use layout::{matrix, quant};
 pub use layout::matrix::Matrix;
+pub use layout::rows::Precision;
 pub use layout::quant::{FillRow, Form, QuantRow, Scaling, Width};
 pub use pool::Pool;
 pub use rope::{Rope, RopeLayout, RopeScaling};

@@ -18,7 +18,7 @@ use super::digits::{
 use super::source::fetch_lines;
 use crate::layout::matrix::STRIP;
 use crate::layout::quant::{GROUP, LANES, Quants, Scales, Width};
-use crate::layout::rows::QuantRows;
+use crate::layout::rows::{Precision, QuantRows};
 use crate::ops::{Product, ProductTile, Share};
 
 /// The most rows whose sums, of integers and of products, are in registers together.
@@ -92,13 +92,24 @@ pub(crate) fn quantised_tile(product: &Product<'_>, w: &Quants, tile: &ProductTi
 unsafe fn by_width<S: Scaler>(operands: &Operands<'_>, width: Width, scaler: S, tile: &ProductTile, vnni: bool) {
     // SAFETY: the caller's duty.
     unsafe {
-        match (width, vnni) {
-            (Width::Four, true) => strips_vnni::<Fours, S>(operands, scaler, tile),
-            (Width::Six, true) => strips_vnni::<Sixes, S>(operands, scaler, tile),
-            (Width::Eight, true) => strips_vnni::<Eights, S>(operands, scaler, tile),
-            (Width::Four, false) => strips_plain::<Fours, S>(operands, scaler, tile),
-            (Width::Six, false) => strips_plain::<Sixes, S>(operands, scaler, tile),
-            (Width::Eight, false) => strips_plain::<Eights, S>(operands, scaler, tile),
+        match width {
+            Width::Four => by_planes::<Fours, S>(operands, scaler, tile, vnni),
+            Width::Six => by_planes::<Sixes, S>(operands, scaler, tile, vnni),
+            Width::Eight => by_planes::<Eights, S>(operands, scaler, tile, vnni),
+        }
+    }
+}
+
+/// # Safety
+/// As [`by_width`].
+unsafe fn by_planes<D: Digits, S: Scaler>(operands: &Operands<'_>, scaler: S, tile: &ProductTile, vnni: bool) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        match (operands.x.precision, vnni) {
+            (Precision::Eight, true) => strips_vnni::<D, S, 1>(operands, scaler, tile),
+            (Precision::Fifteen, true) => strips_vnni::<D, S, 2>(operands, scaler, tile),
+            (Precision::Eight, false) => strips_plain::<D, S, 1>(operands, scaler, tile),
+            (Precision::Fifteen, false) => strips_plain::<D, S, 2>(operands, scaler, tile),
         }
     }
 }
@@ -109,14 +120,14 @@ macro_rules! loops {
         /// # Safety
         /// As the block loop, for all rows and strips of `tile`.
         #[target_feature(enable = $features)]
-        unsafe fn $strips<D: Digits, S: Scaler>(operands: &Operands<'_>, scaler: S, tile: &ProductTile) {
+        unsafe fn $strips<D: Digits, S: Scaler, const PLANES: usize>(operands: &Operands<'_>, scaler: S, tile: &ProductTile) {
             let (first, rows) = (tile.rows.start, tile.rows.len());
             let blocks = rows.div_ceil(MOST_ROWS);
             for strip in tile.strips.clone() {
                 for block in 0..blocks {
                     let span = first + rows * block / blocks..first + rows * (block + 1) / blocks;
                     // SAFETY: the caller's duty.
-                    unsafe { $by_rows::<D, S>(operands, scaler, strip, span) };
+                    unsafe { $by_rows::<D, S, PLANES>(operands, scaler, strip, span) };
                 }
             }
         }
@@ -125,7 +136,7 @@ macro_rules! loops {
         /// As the block loop.
         #[inline]
         #[target_feature(enable = $features)]
-        unsafe fn $by_rows<D: Digits, S: Scaler>(
+        unsafe fn $by_rows<D: Digits, S: Scaler, const PLANES: usize>(
             operands: &Operands<'_>,
             scaler: S,
             strip: usize,
@@ -134,12 +145,12 @@ macro_rules! loops {
             // SAFETY: the caller's duty.
             unsafe {
                 match rows.len() {
-                    1 => $block::<D, S, 1>(operands, scaler, strip, rows.start),
-                    2 => $block::<D, S, 2>(operands, scaler, strip, rows.start),
-                    3 => $block::<D, S, 3>(operands, scaler, strip, rows.start),
-                    4 => $block::<D, S, 4>(operands, scaler, strip, rows.start),
-                    5 => $block::<D, S, 5>(operands, scaler, strip, rows.start),
-                    6 => $block::<D, S, 6>(operands, scaler, strip, rows.start),
+                    1 => $block::<D, S, PLANES, 1>(operands, scaler, strip, rows.start),
+                    2 => $block::<D, S, PLANES, 2>(operands, scaler, strip, rows.start),
+                    3 => $block::<D, S, PLANES, 3>(operands, scaler, strip, rows.start),
+                    4 => $block::<D, S, PLANES, 4>(operands, scaler, strip, rows.start),
+                    5 => $block::<D, S, PLANES, 5>(operands, scaler, strip, rows.start),
+                    6 => $block::<D, S, PLANES, 6>(operands, scaler, strip, rows.start),
                     _ => unreachable!("blocks of rows are between 1 and {MOST_ROWS} high"),
                 }
             }
@@ -151,7 +162,7 @@ macro_rules! loops {
         /// The processor has the features; the rows are inside `x` and `out`, the strip inside digits and scales;
         /// nobody else touches these outputs meanwhile.
         #[target_feature(enable = $features)]
-        unsafe fn $block<D: Digits, S: Scaler, const R: usize>(
+        unsafe fn $block<D: Digits, S: Scaler, const PLANES: usize, const R: usize>(
             operands: &Operands<'_>,
             scaler: S,
             strip: usize,
@@ -175,10 +186,10 @@ macro_rules! loops {
                         let inner = group - nest * S::NEST;
                         let place = (row, group);
                         if S::HALVES {
-                            $sums::<D, S, R, 0, 4>(&mut sums, operands, scaler, scales, unit, place, inner);
-                            $sums::<D, S, R, 4, 8>(&mut sums, operands, scaler, scales, unit, place, inner);
+                            $sums::<D, S, PLANES, R, 0, 4>(&mut sums, operands, scaler, scales, unit, place, inner);
+                            $sums::<D, S, PLANES, R, 4, 8>(&mut sums, operands, scaler, scales, unit, place, inner);
                         } else {
-                            $sums::<D, S, R, 0, 8>(&mut sums, operands, scaler, scales, unit, place, inner);
+                            $sums::<D, S, PLANES, R, 0, 8>(&mut sums, operands, scaler, scales, unit, place, inner);
                         }
                     }
                 }
@@ -193,7 +204,14 @@ macro_rules! loops {
         #[inline]
         #[expect(clippy::too_many_arguments, reason = "inlined into the one loop that has these in registers")]
         #[target_feature(enable = $features)]
-        unsafe fn $sums<D: Digits, S: Scaler, const R: usize, const FROM: usize, const TO: usize>(
+        unsafe fn $sums<
+            D: Digits,
+            S: Scaler,
+            const PLANES: usize,
+            const R: usize,
+            const FROM: usize,
+            const TO: usize,
+        >(
             sums: &mut [[__m512; 2]; R],
             operands: &Operands<'_>,
             scaler: S,
@@ -205,7 +223,7 @@ macro_rules! loops {
             let (x, groups) = (operands.x, operands.groups);
             // SAFETY: the caller's duty.
             unsafe {
-                let mut dots = [[_mm512_setzero_si512(); 2]; R];
+                let mut zeros = [_mm512_setzero_si512(); R];
                 if !S::MINIMA {
                     let shift = _mm_cvtsi32_si128(scaler.zero_shift().cast_signed());
                     for r in 0..R {
@@ -215,17 +233,31 @@ macro_rules! loops {
                         } else {
                             *x.less_group.as_ptr().add(at)
                         };
-                        dots[r] = [_mm512_sll_epi32(_mm512_set1_epi32(less), shift); 2];
+                        zeros[r] = _mm512_sll_epi32(_mm512_set1_epi32(less), shift);
                     }
                 }
-                let values = x.q.as_ptr().add(row * x.stride + group * GROUP);
-                for quad in FROM..TO {
-                    let weights = [D::quad(unit, quad), D::quad(unit.add(D::UNIT), quad)];
-                    for r in 0..R {
-                        let four = values.add(r * x.stride + quad * 4).cast::<i32>().read_unaligned();
-                        let four = _mm512_set1_epi32(four);
-                        dots[r][0] = $dot::<D>(dots[r][0], weights[0], four);
-                        dots[r][1] = $dot::<D>(dots[r][1], weights[1], four);
+                let mut dots = [[_mm512_setzero_si512(); 2]; R];
+                if PLANES == 1 {
+                    dots = zeros.map(|zero| [zero; 2]);
+                }
+                let bytes = x.stride * PLANES;
+                let values = x.q.as_ptr().add(row * bytes + group * GROUP);
+                for plane in 0..PLANES {
+                    for quad in FROM..TO {
+                        let weights = [D::quad(unit, quad), D::quad(unit.add(D::UNIT), quad)];
+                        for r in 0..R {
+                            let four = values.add(r * bytes + plane * x.stride + quad * 4);
+                            let four = _mm512_set1_epi32(four.cast::<i32>().read_unaligned());
+                            dots[r][0] = $dot::<D>(dots[r][0], weights[0], four);
+                            dots[r][1] = $dot::<D>(dots[r][1], weights[1], four);
+                        }
+                    }
+                    if PLANES == 2 && plane == 0 {
+                        // What comes next are the lower bytes, and what stands for zero belongs to both.
+                        for r in 0..R {
+                            let less = zeros[r];
+                            dots[r] = dots[r].map(|dot| _mm512_add_epi32(_mm512_slli_epi32::<7>(dot), less));
+                        }
                     }
                 }
                 for half in 0..2 {

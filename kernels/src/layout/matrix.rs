@@ -7,6 +7,7 @@
 
 use super::aligned::Aligned;
 use super::quant::Quants;
+use super::rows::Precision;
 
 /// Outputs in one strip.
 pub(crate) const STRIP: usize = 32;
@@ -24,6 +25,7 @@ pub struct Matrix {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) store: Store,
+    pub(crate) precision: Precision,
 }
 
 impl std::fmt::Debug for Matrix {
@@ -33,6 +35,13 @@ impl std::fmt::Debug for Matrix {
 }
 
 impl Matrix {
+    /// How finely products with quantised weights see their activations; float weights see them as they are.
+    #[must_use]
+    pub fn with_precision(mut self, precision: Precision) -> Matrix {
+        self.precision = precision;
+        self
+    }
+
     /// Outputs.
     pub fn rows(&self) -> usize {
         self.rows

@@ -3,6 +3,7 @@
 use super::aligned::{Aligned, Zeroed};
 use super::matrix::{Matrix, STRIP, Store};
 use super::quant::{FillRow, Form, Quants};
+use super::rows::Precision;
 
 impl Matrix {
     /// Packs row-major `f32` weights, kept as `f32`.
@@ -10,17 +11,17 @@ impl Matrix {
     /// # Panics
     /// When `data` does not hold `rows * cols` weights, or a dimension is zero; as with the other constructors.
     pub fn from_f32(rows: usize, cols: usize, data: &[f32]) -> Matrix {
-        Matrix { rows, cols, store: Store::F32(dense(rows, cols, data)) }
+        Matrix { rows, cols, precision: Precision::default(), store: Store::F32(dense(rows, cols, data)) }
     }
 
     /// Packs row-major bfloat16 weights given by their bits, kept as bfloat16.
     pub fn from_bf16_bits(rows: usize, cols: usize, data: &[u16]) -> Matrix {
-        Matrix { rows, cols, store: Store::Bf16(dense(rows, cols, data)) }
+        Matrix { rows, cols, precision: Precision::default(), store: Store::Bf16(dense(rows, cols, data)) }
     }
 
     /// Packs row-major half-precision weights given by their bits, kept as half precision.
     pub fn from_f16_bits(rows: usize, cols: usize, data: &[u16]) -> Matrix {
-        Matrix { rows, cols, store: Store::F16(dense(rows, cols, data)) }
+        Matrix { rows, cols, precision: Precision::default(), store: Store::F16(dense(rows, cols, data)) }
     }
 
     /// Packs quantised weights: `fill(row, parts)` writes the numbers and scales of one row, as `form` describes
@@ -29,7 +30,7 @@ impl Matrix {
     /// # Panics
     /// When a number does not fit the form's width, or the size cannot exist.
     pub fn from_quantised(rows: usize, cols: usize, form: Form, fill: &mut FillRow<'_>) -> Matrix {
-        Matrix { rows, cols, store: Store::Quants(Quants::pack(rows, cols, form, fill)) }
+        Matrix { rows, cols, precision: Precision::default(), store: Store::Quants(Quants::pack(rows, cols, form, fill)) }
     }
 }
 

@@ -1,23 +1,23 @@
-//! Rows of activations. The rule: the eight-bit form is made when a product asks for it, at most once for what the
+//! Rows of activations. The rule: the whole-number form is made when a product asks for it, at most once for what the
 //! rows then hold; whoever writes to the rows makes it stale.
 #![allow(unsafe_code)]
 
 use crate::dispatch::Isa;
 use crate::layout::quant::GROUP;
-use crate::layout::rows::QuantRows;
+use crate::layout::rows::{Precision, QuantRows};
 use crate::ops::{self, Share};
 use crate::compiled::dispatch;
 use crate::ops::elementwise::share_out;
 use crate::pool::Pool;
 use crate::portable::quantise::{self, Group};
 
-/// Rows of `f32`, and their eight-bit form where one was needed.
+/// Rows of `f32`, and their whole-number form where one was needed.
 #[derive(Debug, Default)]
 pub struct Activations {
     values: Vec<f32>,
     quantised: QuantRows,
-    /// The row length for which `quantised` is up to date.
-    fresh_cols: Option<usize>,
+    /// The row length and precision for which `quantised` is up to date.
+    fresh: Option<(usize, Precision)>,
 }
 
 impl Activations {
@@ -28,26 +28,26 @@ impl Activations {
 
     /// Room for `len` numbers to write to; what was there may be kept or not.
     pub fn resize(&mut self, len: usize) -> &mut [f32] {
-        self.fresh_cols = None;
+        self.fresh = None;
         self.values.resize(len, 0.0);
         &mut self.values
     }
 
     /// The numbers, to be changed.
     pub fn values_mut(&mut self) -> &mut [f32] {
-        self.fresh_cols = None;
+        self.fresh = None;
         &mut self.values
     }
 
-    /// The eight-bit form of rows of `cols`.
-    pub(crate) fn quantise(&mut self, pool: &Pool, isa: Isa, cols: usize) {
-        if self.fresh_cols == Some(cols) {
+    /// Makes the whole-number form of rows of `cols`.
+    pub(crate) fn quantise(&mut self, pool: &Pool, isa: Isa, cols: usize, precision: Precision) {
+        if self.fresh == Some((cols, precision)) {
             return;
         }
         let rows = self.values.len() / cols;
-        self.quantised.reset(rows, cols);
+        self.quantised.reset(rows, cols, precision);
         let to = &mut self.quantised;
-        let (stride, groups) = (to.stride, to.groups());
+        let (stride, bytes, groups) = (to.stride, to.row_bytes(), to.groups());
         let q = Share::new(&mut to.q);
         let (scale, sum) = (Share::new(&mut to.scale), Share::new(&mut to.sum));
         let (less, less_group) = (Share::new(&mut to.less), Share::new(&mut to.less_group));
@@ -57,7 +57,9 @@ impl Activations {
             let run = unsafe {
                 let groups = (first * groups, count * groups);
                 Run {
-                    q: q.slice(first * stride, count * stride),
+                    stride,
+                    precision,
+                    q: q.slice(first * bytes, count * bytes),
                     scale: scale.slice(groups.0, groups.1),
                     less: less.slice(groups.0 * 2, groups.1 * 2),
                     less_group: less_group.slice(groups.0, groups.1),
@@ -67,10 +69,10 @@ impl Activations {
             let x = &values[first * cols..][..count * cols];
             dispatch!(isa, ops::quantise_rows(x, cols, run));
         });
-        self.fresh_cols = Some(cols);
+        self.fresh = Some((cols, precision));
     }
 
-    /// The eight-bit form; [`Activations::quantise`] must have made it.
+    /// The whole-number form; [`Activations::quantise`] must have made it.
     pub(crate) fn quantised(&self) -> &QuantRows {
         &self.quantised
     }
@@ -84,6 +86,8 @@ impl From<Vec<f32>> for Activations {
 
 /// Where a run of rows goes.
 pub(crate) struct Run<'a> {
+    stride: usize,
+    precision: Precision,
     q: &'a mut [i8],
     scale: &'a mut [f32],
     less: &'a mut [i32],
@@ -94,8 +98,27 @@ pub(crate) struct Run<'a> {
 /// Quantises rows of `cols` values.
 #[inline(always)]
 pub(crate) fn quantise_rows(x: &[f32], cols: usize, run: Run<'_>) {
-    let sums = run.less.chunks_exact_mut(2).zip(run.less_group).zip(run.sum);
-    let groups = run.q.chunks_exact_mut(GROUP).zip(run.scale).zip(sums);
-    let groups = groups.map(|((q, scale), ((less, less_group), sum))| Group { q, scale, less, less_group, sum });
-    quantise::rows(x, cols, groups);
+    let (groups, planes) = (run.stride / GROUP, run.precision.planes());
+    let sums = run.less.chunks_exact_mut(2 * groups).zip(run.less_group.chunks_exact_mut(groups));
+    let floats = run.scale.chunks_exact_mut(groups).zip(run.sum.chunks_exact_mut(groups));
+    let rows = run.q.chunks_exact_mut(run.stride * planes).zip(floats).zip(sums);
+    for (x, ((q, (scale, sum)), (less, less_group))) in x.chunks_exact(cols).zip(rows) {
+        let (upper, lower) = q.split_at_mut(run.stride);
+        for (index, x) in x.chunks(GROUP).enumerate() {
+            let bytes = index * GROUP..(index + 1) * GROUP;
+            let to = Group {
+                upper: &mut upper[bytes.clone()],
+                lower: if planes == 2 { &mut lower[bytes] } else { &mut [] },
+                scale: &mut scale[index],
+                less: &mut less[2 * index..2 * index + 2],
+                less_group: &mut less_group[index],
+                sum: &mut sum[index],
+            };
+            // One call for each precision, so that each becomes a loop without choices.
+            match run.precision {
+                Precision::Eight => quantise::group(x, Precision::Eight, to),
+                Precision::Fifteen => quantise::group(x, Precision::Fifteen, to),
+            }
+        }
+    }
 }

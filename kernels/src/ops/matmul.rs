@@ -160,8 +160,10 @@ use crate::portable::elementwise;
 
 /// Makes the form of the rows that the weights are multiplied with.
 fn prepare(pool: &Pool, isa: Isa, x: &mut Activations, cols: usize, weights: &[&Matrix]) {
-    if weights.iter().any(|weight| matches!(weight.store, Store::Quants(_))) {
-        x.quantise(pool, isa, cols);
+    let quantised = weights.iter().filter(|weight| matches!(weight.store, Store::Quants(_)));
+    // Weights that share their rows share the finest precision any of them asks for.
+    if let Some(precision) = quantised.map(|weight| weight.precision).max() {
+        x.quantise(pool, isa, cols, precision);
     }
 }
 

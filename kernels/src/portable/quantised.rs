@@ -3,7 +3,7 @@
 
 use crate::layout::matrix::STRIP;
 use crate::layout::quant::{GROUP, LANES, Quants};
-use crate::layout::rows::QuantRows;
+use crate::layout::rows::{Precision, QuantRows};
 use crate::ops::{Product, ProductTile, Share};
 
 /// Numbers that share a scale, at least.
@@ -35,13 +35,29 @@ pub(crate) fn quantised_tile(
             part.unpack(product.w.cols(), w, strip, half_group);
             for (row, sums) in tile.rows.clone().zip(&mut sums) {
                 let group = row * groups + half_group / 2;
-                let values = &x.q[row * x.stride + half_group * PART..][..PART];
+                let values = numbers(x, row, half_group);
                 let total = -x.less[row * groups * 2 + half_group] as f32 * x.scale[group];
-                part.add(values, x.scale[group], total, sums);
+                part.add(&values, x.scale[group], total, sums);
             }
         }
         product.finish(strip, tile, &sums, out);
     }
+}
+
+/// The numbers of half a group of a row.
+#[inline(always)]
+fn numbers(x: &QuantRows, row: usize, half_group: usize) -> [i32; PART] {
+    let at = row * x.row_bytes() + half_group * PART;
+    let mut numbers = [0; PART];
+    for (number, &upper) in numbers.iter_mut().zip(&x.q[at..]) {
+        *number = i32::from(upper);
+    }
+    if x.precision == Precision::Fifteen {
+        for (number, &lower) in numbers.iter_mut().zip(&x.q[at + x.stride..]) {
+            *number = (*number << 7) + i32::from(lower);
+        }
+    }
+    numbers
 }
 
 impl Part {
@@ -61,11 +77,11 @@ impl Part {
 
     /// Carries each chain on by these inputs.
     #[inline(always)]
-    fn add(&self, values: &[i8], scale: f32, total: f32, sums: &mut [f32; STRIP]) {
+    fn add(&self, values: &[i32; PART], scale: f32, total: f32, sums: &mut [f32; STRIP]) {
         for (lane, sum) in sums.iter_mut().enumerate() {
             let mut dot = 0_i32;
             for (&number, &value) in self.numbers[lane].iter().zip(values) {
-                dot += i32::from(number) * i32::from(value);
+                dot += i32::from(number) * value;
             }
             *sum += dot as f32 * self.scale[lane] * scale + self.min[lane] * total;
         }

@@ -45,14 +45,14 @@ pub fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
-/// What the eight-bit form of rows of `cols` values stands for: to the nearest multiple of each 32 inputs' largest
-/// magnitude over 127.
-pub fn to_eight_bits(x: &[f32], cols: usize) -> Vec<f32> {
+/// What the whole-number form of rows of `cols` values stands for: the nearest multiple of each 32 inputs' largest
+/// magnitude over `most`, which is 127 or, for fifteen bits, 16,319.
+pub fn to_whole_numbers(x: &[f32], cols: usize, most: f32) -> Vec<f32> {
     let groups = x.chunks(cols).flat_map(|row| row.chunks(32));
     let value = |group: &[f32]| -> Vec<f32> {
-        let most = group.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
-        let number = |x: f32| if most > 0.0 { (x * (127.0 / most)).round_ties_even() } else { 0.0 };
-        group.iter().map(|&x| number(x) * (most / 127.0)).collect()
+        let largest = group.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+        let number = |x: f32| if largest > 0.0 { (x * (most / largest)).round_ties_even() } else { 0.0 };
+        group.iter().map(|&x| number(x) * (largest / most)).collect()
     };
     groups.flat_map(value).collect()
 }
