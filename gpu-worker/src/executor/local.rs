@@ -67,7 +67,7 @@ impl LocalExecutor<CpuBackend> {
         let shape = Shape::new(model);
         let isa = Isa::detect();
         let rope = family::rope(model, config.context_tokens as usize);
-        let weights = Weights::load(checkpoint, &shape, &CpuLoader, config.threads)?;
+        let weights = Weights::load(checkpoint, &shape, &CpuLoader::for_width(shape.hidden), config.threads)?;
         let pool = Arc::new(Pool::new(config.threads));
         let backend = CpuBackend::new(Arc::clone(&pool), isa, &shape, rope, config.blocks as usize)?;
         let limits = ExecutorLimits {

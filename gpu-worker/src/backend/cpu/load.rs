@@ -2,13 +2,27 @@
 //! weight is rounded a second time.
 
 use pons_checkpoint::{Dtype, Tensor, quant};
-use pons_kernels::{Form, Matrix, Scaling, Width};
+use pons_kernels::{Form, Matrix, Precision, Scaling, Width};
 
 use crate::backend::Loader;
 
+/// Hidden size below which a model's activations need fifteen bits. Narrow models lose most by eight: the mean error
+/// of SmolLM2-135M's log probabilities (hidden size 576) falls from 0.107 to 0.012 with fifteen.
+const NARROW: usize = 1024;
+
 /// Packs weights for the kernels.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CpuLoader;
+#[derive(Clone, Copy, Debug)]
+pub struct CpuLoader {
+    precision: Precision,
+}
+
+impl CpuLoader {
+    /// A loader for a model of this hidden size: as precise as a model so narrow needs.
+    #[must_use]
+    pub fn for_width(hidden: usize) -> Self {
+        Self { precision: if hidden < NARROW { Precision::Fifteen } else { Precision::Eight } }
+    }
+}
 
 fn halves(data: &[u8]) -> Vec<u16> {
     data.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
@@ -37,10 +51,11 @@ impl Loader for CpuLoader {
     fn matrix(&self, tensor: &Tensor<'_>) -> Result<Matrix, String> {
         let (rows, cols) = (tensor.rows, tensor.cols);
         if let Some(form) = form(tensor.dtype) {
-            return Ok(Matrix::from_quantised(rows, cols, form, &mut |row, to| {
+            let matrix = Matrix::from_quantised(rows, cols, form, &mut |row, to| {
                 let parts = quant::Parts { q: to.q, d: to.d, m: to.m, s: to.s, t: to.t };
                 quant::split_row(tensor.dtype, tensor.row(row), parts);
-            }));
+            });
+            return Ok(matrix.with_precision(self.precision));
         }
         match tensor.dtype {
             Dtype::F32 => Ok(Matrix::from_f32(rows, cols, &tensor.to_f32())),
