@@ -4,6 +4,7 @@
 pub mod floor;
 pub mod gateway_process;
 pub mod instant_brain;
+pub mod limits;
 pub mod load;
 pub mod machine;
 pub mod plan;
