@@ -7,6 +7,8 @@ pub mod instant_brain;
 pub mod limits;
 pub mod load;
 pub mod machine;
+pub mod numbers;
 pub mod plan;
 pub mod reply;
 pub mod report;
+pub mod suite;

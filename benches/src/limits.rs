@@ -36,6 +36,21 @@ impl Caches {
         Self::described_in(Path::new("/sys/devices/system/cpu/cpu0/cache"))
     }
 
+    /// Name of the limit that holds for reading so many bytes, shared by so many threads: that of the least level
+    /// that holds them all.
+    pub fn level_of(self, bytes: u64, threads: usize) -> &'static str {
+        let holds = |level: usize, copies: usize| bytes <= (level as u64).saturating_mul(copies as u64);
+        if holds(self.l1_bytes, threads) {
+            "l1_read"
+        } else if holds(self.l2_bytes, threads) {
+            "l2_read"
+        } else if holds(self.l3_bytes, 1) {
+            "l3_read"
+        } else {
+            "dram_read"
+        }
+    }
+
     fn described_in(folder: &Path) -> Self {
         let mut caches = USUAL_CACHES;
         for index in 0..8 {
@@ -288,6 +303,13 @@ mod tests {
             assert!(limits.best("dram_read").is_some() && limits.best("no such").is_none());
             assert_eq!(limits.table().lines().count(), limits.limits.len());
         }
+    }
+
+    #[test]
+    fn bytes_belong_to_the_least_level_that_holds_them() {
+        let caches = Caches { l1_bytes: 10, l2_bytes: 100, l3_bytes: 1000 };
+        let levels = [20, 21, 200, 201, 1000, 1001].map(|bytes| caches.level_of(bytes, 2));
+        assert_eq!(levels, ["l1_read", "l2_read", "l2_read", "l3_read", "l3_read", "dram_read"]);
     }
 
     #[test]

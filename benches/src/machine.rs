@@ -27,6 +27,9 @@ pub struct Machine {
     pub revision: String,
     /// Day and time when it began, in UTC.
     pub date: String,
+    /// The same moment, to tell what is older.
+    #[serde(skip)]
+    pub begun: SystemTime,
 }
 
 impl Machine {
@@ -38,13 +41,15 @@ impl Machine {
             let line = text.lines().find(|line| line.starts_with("model name"))?;
             line.split_once(':').map(|(_, name)| name.trim().to_owned())
         });
+        let begun = SystemTime::now();
         Self {
             cpu: known(cpu),
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             kernel: known(read("/proc/sys/kernel/osrelease")),
             load_average: load_average(),
             revision: known(revision()),
-            date: utc(SystemTime::now()),
+            date: utc(begun),
+            begun,
         }
     }
 }

@@ -178,7 +178,8 @@ mod tests {
     #[test]
     fn every_number_is_read_exactly_once() {
         for length in [0, 1, 63, 64, 65, 200, 1000] {
-            let data: Vec<u64> = (0..length).map(|at| (at + 1_u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+            let data: Vec<u64> =
+                (0..length).map(|at| (at + 1_u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
             assert_eq!(read(&data), data.iter().fold(0, |all, number| all ^ number), "{length}");
         }
     }
