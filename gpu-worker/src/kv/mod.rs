@@ -9,7 +9,7 @@ pub mod pool;
 pub mod prefix_index;
 
 pub use block_table::BlockTable;
-pub use cache::{BlockCache, ComputedBlock};
+pub use cache::BlockCache;
 pub use pool::{BlockCounts, BlockPool};
 pub use prefix_index::{ChainHash, PrefixIndex, PrefixKey};
 
