@@ -1,8 +1,9 @@
 //! Bookkeeping of the KV cache: handing out blocks, and finding a long prompt. The rule: counts are audited and
-//! what is found is compared before it is timed; the rivals are a bare stack of numbers, and the plain comparison
-//! of the same tokens.
+//! what is found is compared before it is timed; the rivals are a bare stack with counts, an index in the standard map,
+//! and the plain comparison of the same tokens.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::hint::black_box;
 
 use pons_benches::suite::{Case, Suite};
@@ -11,6 +12,8 @@ use pons_gpu_worker::kv::{BLOCK_TOKENS, BlockCache, BlockTable, ChainHash, Prefi
 use pons_protocol::id::{TenantId, TokenId};
 
 const SALT: [u8; 16] = [3; 16];
+/// Tokens of a block.
+const BLOCK: usize = BLOCK_TOKENS as usize;
 const TENANT: TenantId = TenantId(1);
 
 fn main() -> anyhow::Result<()> {
@@ -42,11 +45,22 @@ fn allocation(suite: &mut Suite, blocks: u32) {
             cache.release_all(table.take());
         });
     });
-    let mut free: Vec<u32> = (0..2 * blocks).collect();
+    // The least that an allocator with shared blocks can do: a stack of free ones, and a count for each.
+    let (mut free, mut refs) = ((0..2 * blocks).collect::<Vec<u32>>(), vec![0_u32; 2 * handles]);
     suite.time(Case::new(&group, "bare_stack").handles(handles), |bencher| {
         bencher.iter(|| {
-            let taken = free.split_off(free.len() - black_box(blocks) as usize);
-            free.extend(black_box(taken).into_iter().rev());
+            let mut taken = Vec::new();
+            for _ in 0..black_box(blocks) {
+                let Some(block) = free.pop() else { break };
+                refs[block as usize] += 1;
+                taken.push(block);
+            }
+            for block in taken.into_iter().rev() {
+                refs[block as usize] -= 1;
+                if refs[block as usize] == 0 {
+                    free.push(block);
+                }
+            }
         });
     });
 }
@@ -54,7 +68,7 @@ fn allocation(suite: &mut Suite, blocks: u32) {
 /// A prompt of so many tokens that is in the cache.
 fn prefix(suite: &mut Suite, prompt_tokens: u32) {
     let prompt: Vec<TokenId> = (0..prompt_tokens).map(|at| at.wrapping_mul(2_654_435_761) >> 8).collect();
-    let block = |at: usize| Cow::Borrowed(&prompt[at * BLOCK_TOKENS as usize..][..BLOCK_TOKENS as usize]);
+    let block = |at: usize| Cow::Borrowed(&prompt[at * BLOCK..][..BLOCK]);
     let blocks = prompt_tokens / BLOCK_TOKENS;
     let mut cache = BlockCache::new(2 * blocks, 2 * blocks, PrefixKey::fixed([5; 16]));
     let mut table = BlockTable::default();
@@ -71,8 +85,8 @@ fn prefix(suite: &mut Suite, prompt_tokens: u32) {
     assert_eq!(cache.find_prefix(SALT, &hashes, block), expected, "the whole prompt is found");
     assert!(cache.find_prefix([4; 16], &hashes, block).is_empty(), "another tenant finds nothing");
     let mut other = prompt.clone();
-    other[5 * BLOCK_TOKENS as usize] ^= 1;
-    let changed = |at: usize| Cow::Borrowed(&other[at * BLOCK_TOKENS as usize..][..BLOCK_TOKENS as usize]);
+    other[5 * BLOCK] ^= 1;
+    let changed = |at: usize| Cow::Borrowed(&other[at * BLOCK..][..BLOCK]);
     assert_eq!(cache.find_prefix(SALT, &hashes, changed), expected[..5], "the tokens count, not the hashes");
 
     let (group, handles) = (format!("prefix_{prompt_tokens}"), prompt_tokens as usize);
@@ -87,9 +101,46 @@ fn prefix(suite: &mut Suite, prompt_tokens: u32) {
     suite.time(case("find").beside("compare"), |bencher| {
         bencher.iter(|| cache.find_prefix(SALT, black_box(&hashes), block));
     });
+    suite.time(case("hash_find").beside("std_map"), |bencher| {
+        bencher.iter(|| {
+            let mut hashes = Vec::with_capacity(blocks as usize);
+            cache.extend_hashes(&mut hashes, black_box(&SALT), block, blocks as usize);
+            cache.find_prefix(SALT, &hashes, block)
+        });
+    });
+    let map = StdMap::new(&prompt, &expected);
+    assert_eq!(map.find(&prompt), expected);
+    assert_eq!(map.find(&other), expected[..5]);
+    suite.time(case("std_map"), |bencher| {
+        bencher.iter(|| map.find(black_box(&prompt)));
+    });
     // What no look-up can do without that trusts no hash: reading both texts once.
     let known = prompt.clone();
     suite.time(case("compare"), |bencher| {
         bencher.iter(|| black_box(&known) == black_box(&prompt));
     });
+}
+
+/// The obvious index: the standard map, from salt, block before and tokens to the block.
+struct StdMap {
+    blocks: HashMap<([u8; 16], Option<u32>, [TokenId; BLOCK]), u32>,
+}
+
+impl StdMap {
+    fn new(prompt: &[TokenId], blocks: &[u32]) -> Self {
+        let parents = std::iter::once(None).chain(blocks.iter().copied().map(Some));
+        let keys = parents.zip(prompt.as_chunks().0);
+        let keys = keys.map(|(parent, tokens)| (SALT, parent, *tokens));
+        Self { blocks: keys.zip(blocks.iter().copied()).collect() }
+    }
+
+    fn find(&self, prompt: &[TokenId]) -> Vec<u32> {
+        let mut found: Vec<u32> = Vec::new();
+        for tokens in prompt.as_chunks().0 {
+            let key = (SALT, found.last().copied(), *tokens);
+            let Some(block) = self.blocks.get(&key) else { break };
+            found.push(*block);
+        }
+        found
+    }
 }

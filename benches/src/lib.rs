@@ -11,4 +11,5 @@ pub mod numbers;
 pub mod plan;
 pub mod reply;
 pub mod report;
+pub mod roofline;
 pub mod suite;

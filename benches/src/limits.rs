@@ -16,6 +16,8 @@ use serde::Serialize;
 const USUAL_CACHES: Caches = Caches { l1_bytes: 32 << 10, l2_bytes: 1 << 20, l3_bytes: 32 << 20 };
 /// Most bytes read for the limit of the main memory, all threads together.
 const MOST_DRAM_BYTES: usize = 1 << 30;
+/// Words of a cache line.
+const LINE_WORDS: usize = 8;
 /// Runs of an empty job for one try of waking the pool.
 const WAKES: u32 = 2000;
 
@@ -150,6 +152,26 @@ impl Limits {
         self.limits.iter().find(|limit| limit.name == name)?.best
     }
 
+    /// The limit that asks for most time, and how many nanoseconds, when so many bytes must be read and so many
+    /// operations done by the fastest of these units. None if neither is limited.
+    pub fn least_ns(
+        &self,
+        caches: Caches,
+        bytes: u64,
+        operations: u64,
+        units: &[&'static str],
+    ) -> Option<(&'static str, f64)> {
+        let level = caches.level_of(bytes, self.threads);
+        let reading = self.best(level).filter(|_| bytes > 0);
+        // A rate of one billion a second is one in a nanosecond.
+        let reading = reading.map(|rate| (level, bytes as f64 / rate));
+        let units = units.iter().filter_map(|unit| Some((*unit, self.best(unit)?)));
+        let computing = units
+            .max_by(|one, other| one.1.total_cmp(&other.1))
+            .map(|(unit, rate)| (unit, operations as f64 / rate));
+        reading.into_iter().chain(computing).max_by(|one, other| one.1.total_cmp(&other.1))
+    }
+
     /// One line a limit.
     pub fn table(&self) -> String {
         let line = |limit: &Limit| match (limit.best, limit.not_measured) {
@@ -182,11 +204,13 @@ fn bandwidth(name: &'static str, threads: usize, bytes: usize, effort: Effort) -
     let words = (bytes / 8).max(64);
     let rate = best_rate(threads, effort, &|| {
         // Written by the thread that reads it, so that the pages are real and near it.
-        let mut data = vec![0_u64; words];
+        let mut data = vec![0_u64; words + LINE_WORDS];
         data.iter_mut().enumerate().for_each(|(at, word)| *word = at as u64);
+        // From the start of a cache line on, or every wide read would touch two of them.
+        let first = data.as_ptr().align_offset(LINE_WORDS * 8).min(LINE_WORDS);
         Box::new(move |rounds| {
             for _ in 0..rounds {
-                black_box(probe::read(black_box(&data)));
+                black_box(probe::read(black_box(&data[first..][..words])));
             }
             rounds * words as u64 * 8
         })

@@ -248,15 +248,7 @@ fn outcome(case: &Case, samples_ns: Vec<f64>, limits: Option<&Limits>) -> Outcom
 
 /// The limit that asks for most time, and how much.
 fn nearest(case: &Case, limits: &Limits, caches: Caches) -> Option<(&'static str, f64)> {
-    let level = caches.level_of(case.bytes, limits.threads);
-    let reading = limits.best(level).filter(|_| case.bytes > 0);
-    // A rate of one billion a second is one in a nanosecond.
-    let reading = reading.map(|rate| (level, case.bytes as f64 / rate));
-    let units = case.units.iter().filter_map(|unit| Some((*unit, limits.best(unit)?)));
-    let computing = units
-        .max_by(|one, other| one.1.total_cmp(&other.1))
-        .map(|(unit, rate)| (unit, case.operations as f64 / rate));
-    reading.into_iter().chain(computing).max_by(|one, other| one.1.total_cmp(&other.1))
+    limits.least_ns(caches, case.bytes, case.operations, &case.units)
 }
 
 fn rival(cases: &[Case], outcomes: &[Outcome], at: usize) -> Option<OfRival> {
@@ -292,7 +284,7 @@ fn table(outcomes: &[Outcome]) -> String {
         let rival = outcome
             .rival
             .as_ref()
-            .map(|rival| format!("{:.2} x as fast as {}", rival.times_as_fast, rival.name));
+            .map(|rival| format!("{} x as fast as {}", short(rival.times_as_fast), rival.name));
         lines.push(format!(
             "{:<58}{:>14.3}{:>12.1}{:>10}{:>10}  {:<24}{}",
             outcome.case,
@@ -305,6 +297,11 @@ fn table(outcomes: &[Outcome]) -> String {
         ));
     }
     lines.join("\n") + "\n"
+}
+
+/// A ratio with at least two digits that say something.
+fn short(ratio: f64) -> String {
+    if ratio < 0.1 { format!("{ratio:.4}") } else { format!("{ratio:.2}") }
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
