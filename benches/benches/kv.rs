@@ -121,9 +121,12 @@ fn prefix(suite: &mut Suite, prompt_tokens: u32) {
     });
 }
 
+/// Salt, block before, tokens.
+type Key = ([u8; 16], Option<u32>, [TokenId; BLOCK]);
+
 /// The obvious index: the standard map, from salt, block before and tokens to the block.
 struct StdMap {
-    blocks: HashMap<([u8; 16], Option<u32>, [TokenId; BLOCK]), u32>,
+    blocks: HashMap<Key, u32>,
 }
 
 impl StdMap {
