@@ -38,19 +38,16 @@ impl Caches {
         Self::described_in(Path::new("/sys/devices/system/cpu/cpu0/cache"))
     }
 
-    /// Name of the limit that holds for reading so many bytes, shared by so many threads: that of the least level
-    /// that holds them all.
-    pub fn level_of(self, bytes: u64, threads: usize) -> &'static str {
-        let holds = |level: usize, copies: usize| bytes <= (level as u64).saturating_mul(copies as u64);
-        if holds(self.l1_bytes, threads) {
-            "l1_read"
-        } else if holds(self.l2_bytes, threads) {
-            "l2_read"
-        } else if holds(self.l3_bytes, 1) {
-            "l3_read"
-        } else {
-            "dram_read"
-        }
+    /// The levels from the nearest on: the limit for reading from it, and the bytes that it and those before it hold
+    /// for so many threads.
+    fn levels(self, threads: usize) -> [(&'static str, u64); 4] {
+        let of_each = |bytes: usize| (bytes as u64).saturating_mul(threads as u64);
+        [
+            ("l1_read", of_each(self.l1_bytes)),
+            ("l2_read", of_each(self.l2_bytes)),
+            ("l3_read", self.l3_bytes as u64),
+            ("dram_read", u64::MAX),
+        ]
     }
 
     fn described_in(folder: &Path) -> Self {
@@ -153,7 +150,8 @@ impl Limits {
     }
 
     /// The limit that asks for most time, and how many nanoseconds, when so many bytes must be read and so many
-    /// operations done by the fastest of these units. None if neither is limited.
+    /// operations done by the fastest of these units. None if neither is limited. What was read before may still
+    /// fill every level, so only what a level can't hold has to come from the next.
     pub fn least_ns(
         &self,
         caches: Caches,
@@ -161,10 +159,16 @@ impl Limits {
         operations: u64,
         units: &[&'static str],
     ) -> Option<(&'static str, f64)> {
-        let level = caches.level_of(bytes, self.threads);
-        let reading = self.best(level).filter(|_| bytes > 0);
-        // A rate of one billion a second is one in a nanosecond.
-        let reading = reading.map(|rate| (level, bytes as f64 / rate));
+        let (mut reading, mut nearer) = (None, 0);
+        for (level, held) in caches.levels(self.threads) {
+            let here = bytes.min(held).saturating_sub(nearer);
+            nearer = nearer.max(held);
+            if let Some(rate) = self.best(level).filter(|_| here > 0) {
+                let before = reading.map_or(0.0, |(_, least_ns)| least_ns);
+                // A rate of one billion a second is one in a nanosecond.
+                reading = Some((level, before + here as f64 / rate));
+            }
+        }
         let units = units.iter().filter_map(|unit| Some((*unit, self.best(unit)?)));
         let computing = units
             .max_by(|one, other| one.1.total_cmp(&other.1))
@@ -330,10 +334,20 @@ mod tests {
     }
 
     #[test]
-    fn bytes_belong_to_the_least_level_that_holds_them() {
+    fn only_what_a_level_cannot_hold_comes_from_the_next() {
+        let limit =
+            |(name, best)| Limit { name, unit: "", best: Some(best), not_measured: None, samples: vec![] };
+        let all =
+            [("l1_read", 10.0), ("l2_read", 5.0), ("l3_read", 2.0), ("dram_read", 1.0), ("f32_fma", 4.0)];
+        let limits = Limits { threads: 2, limits: all.into_iter().map(limit).collect() };
         let caches = Caches { l1_bytes: 10, l2_bytes: 100, l3_bytes: 1000 };
-        let levels = [20, 21, 200, 201, 1000, 1001].map(|bytes| caches.level_of(bytes, 2));
-        assert_eq!(levels, ["l1_read", "l2_read", "l2_read", "l3_read", "l3_read", "dram_read"]);
+        let least = |bytes, operations| limits.least_ns(caches, bytes, operations, &["f32_fma", "int8_dot"]);
+        assert_eq!(least(20, 0), Some(("l1_read", 2.0)));
+        assert_eq!(least(200, 0), Some(("l2_read", 2.0 + 36.0)));
+        assert_eq!(least(1000, 0), Some(("l3_read", 38.0 + 400.0)));
+        assert_eq!(least(1100, 100), Some(("dram_read", 438.0 + 100.0)));
+        assert_eq!(least(20, 100), Some(("f32_fma", 25.0)));
+        assert_eq!(limits.least_ns(caches, 0, 100, &["int8_dot"]), None);
     }
 
     #[test]

@@ -201,8 +201,9 @@ mod tests {
             if bound.weights == "4-bit" && !bound.step.contains("32") {
                 assert_eq!(bound.limit, wanted, "{bound:?}");
             }
-            let read_us = bound.bytes as f64 / 40.0 / 1e3;
-            assert!(bound.least_us >= read_us * 0.999, "{bound:?}");
+            // What the last cache holds comes from there, the rest from the main memory.
+            let least_us = (bound.bytes as f64 - f64::from(1 << 25)) / 40.0 / 1e3;
+            assert!(bound.least_us >= least_us, "{bound:?}");
         }
         assert_eq!(table(&bounds).lines().count(), bounds.len() + 1);
     }
