@@ -4,6 +4,7 @@
 //! `cargo bench` times; without `--bench` among the arguments, as under `cargo test`, each case runs once on what
 //! [`Suite::is_small`] asks for, and nothing is timed.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -137,6 +138,12 @@ impl Suite {
         let target = own.ancestors().nth(3).context("this executable is in no target folder")?;
         let folder = target.join("criterion").join(name);
         let arguments: Vec<String> = std::env::args().collect();
+        let known = without_foreign(&arguments);
+        if known.len() < arguments.len() {
+            // Criterion reads the command line by itself and ends at what it doesn't know.
+            let error = std::process::Command::new(&own).args(&known[1..]).exec();
+            return Err(error).context("can't start this executable again");
+        }
         let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
         let criterion = Criterion::default()
             .sample_size(SAMPLES)
@@ -202,6 +209,24 @@ impl Suite {
         };
         machine::write_record(&path, &record)
     }
+}
+
+/// The arguments without those that Rust's own test harness takes and criterion doesn't: `cargo test` gives the same
+/// to both.
+fn without_foreign(arguments: &[String]) -> Vec<&String> {
+    const WITH_VALUE: [&str; 4] = ["--test-threads", "--skip", "--shuffle-seed", "-Z"];
+    const ALONE: [&str; 3] = ["--shuffle", "--report-time", "--ensure-time"];
+    let mut rest = arguments.iter();
+    let mut kept = Vec::new();
+    while let Some(argument) = rest.next() {
+        let name = argument.split('=').next().unwrap_or(argument);
+        if WITH_VALUE.contains(&argument.as_str()) {
+            rest.next();
+        } else if !WITH_VALUE.contains(&name) && !ALONE.contains(&name) {
+            kept.push(argument);
+        }
+    }
+    kept
 }
 
 fn is_plain(byte: u8) -> bool {
@@ -321,6 +346,23 @@ mod tests {
             samples: Vec::new(),
         };
         Limits { threads: 2, limits: vec![limit] }
+    }
+
+    #[test]
+    fn arguments_of_the_other_harness_are_left_out_with_their_values() {
+        let given = [
+            "x",
+            "--skip",
+            "a",
+            "--test-threads=1",
+            "--nocapture",
+            "--test-threads",
+            "2",
+            "wire",
+            "--shuffle",
+        ];
+        let given = given.map(str::to_owned);
+        assert_eq!(without_foreign(&given), ["x", "--nocapture", "wire"]);
     }
 
     #[test]
