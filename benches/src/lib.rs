@@ -4,8 +4,12 @@
 pub mod floor;
 pub mod gateway_process;
 pub mod instant_brain;
+pub mod limits;
 pub mod load;
 pub mod machine;
+pub mod numbers;
 pub mod plan;
 pub mod reply;
 pub mod report;
+pub mod roofline;
+pub mod suite;

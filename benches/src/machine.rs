@@ -2,8 +2,9 @@
 //! "unknown" in the record, never left out.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use serde::Serialize;
@@ -24,6 +25,11 @@ pub struct Machine {
     pub load_average: String,
     /// Git revision of the working tree; `-dirty` if something is not committed.
     pub revision: String,
+    /// Day and time when it began, in UTC.
+    pub date: String,
+    /// The same moment, to tell what is older.
+    #[serde(skip)]
+    pub begun: SystemTime,
 }
 
 impl Machine {
@@ -35,14 +41,43 @@ impl Machine {
             let line = text.lines().find(|line| line.starts_with("model name"))?;
             line.split_once(':').map(|(_, name)| name.trim().to_owned())
         });
+        let begun = SystemTime::now();
         Self {
             cpu: known(cpu),
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             kernel: known(read("/proc/sys/kernel/osrelease")),
             load_average: load_average(),
             revision: known(revision()),
+            date: utc(begun),
+            begun,
         }
     }
+}
+
+/// Writes a record as JSON, readable and with a line break at its end.
+///
+/// # Errors
+/// When the file can't be written.
+pub fn write_record(path: &Path, record: &impl Serialize) -> anyhow::Result<()> {
+    fs::write(path, serde_json::to_string_pretty(record)? + "\n")
+        .with_context(|| format!("can't write {}", path.display()))
+}
+
+/// A moment as RFC 3339 writes it, to the second.
+fn utc(moment: SystemTime) -> String {
+    let seconds = moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Counted from 1 March of the year 0, so that the day of a leap year is the last one; see Howard Hinnant,
+    // "chrono-compatible low-level date algorithms".
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
 /// The three load averages.
@@ -81,6 +116,19 @@ fn ticks(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn moments_are_written_as_dates() {
+        for (seconds, date) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_200, "2024-03-01T00:00:00Z"),
+            (4_102_444_799, "2099-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(utc(UNIX_EPOCH + Duration::from_secs(seconds)), date);
+        }
+    }
 
     #[test]
     fn times_are_found_behind_any_process_name() {

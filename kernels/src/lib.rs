@@ -17,6 +17,7 @@ mod layout;
 pub mod ops;
 pub mod pool;
 mod portable;
+pub mod probe;
 pub mod rope;
 pub mod scalar;
 

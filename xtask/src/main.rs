@@ -3,6 +3,7 @@
 mod ci;
 mod generate;
 mod model;
+mod record;
 mod run;
 mod sdk;
 mod serve;
@@ -50,6 +51,8 @@ enum Task {
         /// smollm2-135m, qwen2.5-coder-0.5b or qwen2.5-coder-1.5b.
         name: String,
     },
+    /// Run a benchmark in release and write its record under benches/record.
+    Record(record::Options),
     /// Drive a release build with the official OpenAI SDKs for Python and Node.
     Sdk,
     /// Drive a release build with many clients for minutes, kill its brain twice, and compare every answer.
@@ -64,6 +67,7 @@ fn main() -> anyhow::Result<()> {
         Task::Tidy => tidy::tidy(),
         Task::Generate { check } => generate::generate(check),
         Task::Model { name } => model::pull(&name),
+        Task::Record(options) => record::record(&options),
         Task::Sdk => sdk::sdk(),
         Task::Soak(options) => soak::soak(&options),
     }

@@ -226,8 +226,7 @@ async fn measure(options: &Options) -> anyhow::Result<()> {
     };
     say(&record.table(FLOOR))?;
     if let Some(path) = &options.record {
-        std::fs::write(path, serde_json::to_string_pretty(&record)? + "\n")
-            .with_context(|| format!("can't write {}", path.display()))?;
+        machine::write_record(path, &record)?;
     }
     ensure!(record.is_right(), "some answers were wrong; the numbers mean nothing");
     Ok(())

@@ -1,0 +1,286 @@
+//! Products, attention and row operations on the shapes of real models, beside what the machine's memory and
+//! arithmetic units allow. The rule: each answer is compared with a naive sum before it is timed.
+
+use std::hint::black_box;
+
+use pons_benches::numbers::Numbers;
+use pons_benches::suite::{Case, Suite};
+use pons_kernels::{
+    AttentionSeq, BLOCK, Isa, KvArena, KvRow, Matrix, Pool, Rope, RopeLayout, RopeScaling, ops, scalar,
+};
+
+/// Arithmetic units that a product may use.
+const UNITS: [&str; 3] = ["f32_fma", "bf16_dot", "int8_dot"];
+/// Outputs of each product that are compared.
+const CHECKED: usize = 64;
+
+/// Inputs and outputs of a weight matrix, and the most rows that a model gives it.
+struct Shape {
+    model: &'static str,
+    inputs: usize,
+    outputs: usize,
+    most_rows: usize,
+}
+
+const SMOLLM2: &str = "smollm2-135m";
+const QWEN: &str = "qwen2-5-1-5b";
+
+const SHAPES: [Shape; 9] = [
+    Shape { model: SMOLLM2, inputs: 576, outputs: 576, most_rows: 512 },
+    Shape { model: SMOLLM2, inputs: 576, outputs: 192, most_rows: 512 },
+    Shape { model: SMOLLM2, inputs: 576, outputs: 1536, most_rows: 512 },
+    Shape { model: SMOLLM2, inputs: 1536, outputs: 576, most_rows: 512 },
+    // The head is asked only for the last row of each sequence.
+    Shape { model: SMOLLM2, inputs: 576, outputs: 49152, most_rows: 32 },
+    Shape { model: QWEN, inputs: 1536, outputs: 1536, most_rows: 512 },
+    Shape { model: QWEN, inputs: 1536, outputs: 256, most_rows: 512 },
+    Shape { model: QWEN, inputs: 1536, outputs: 8960, most_rows: 512 },
+    Shape { model: QWEN, inputs: 8960, outputs: 1536, most_rows: 512 },
+];
+
+/// How the weights are stored.
+#[derive(Clone, Copy)]
+enum Format {
+    F32,
+    Grouped { bits: u32 },
+}
+
+impl Format {
+    const ALL: [Self; 3] = [Self::F32, Self::Grouped { bits: 8 }, Self::Grouped { bits: 4 }];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Grouped { bits: 8 } => "8-bit",
+            Self::Grouped { .. } => "4-bit",
+        }
+    }
+
+    /// Error allowed of a product, as a share of the root of the sum of squares of its terms. One wrong term of a
+    /// few thousand is an error of some hundredths.
+    fn tolerance(self) -> f64 {
+        match self {
+            Self::F32 => 1e-4,
+            // Leaves room for activations that are rounded to eight bits too.
+            Self::Grouped { .. } => 1e-2,
+        }
+    }
+
+    fn units(self) -> &'static [&'static str] {
+        match self {
+            Self::F32 => &UNITS[..1],
+            Self::Grouped { .. } => &UNITS,
+        }
+    }
+
+    fn matrix(self, shape: &Shape, numbers: &mut Numbers) -> Matrix {
+        let (rows, cols) = (shape.outputs, shape.inputs);
+        match self {
+            Self::F32 => Matrix::from_f32(rows, cols, &numbers.units(rows * cols)),
+            Self::Grouped { bits } => {
+                let most = 1_usize << bits;
+                // Half-precision scales and minima, as model files have them.
+                let half = |x: f32| half::f16::from_f32(x).to_f32();
+                Matrix::from_grouped(rows, cols, 32, bits, &mut |_, q, scale, min| {
+                    q.iter_mut().for_each(|q| *q = numbers.below(most) as u8);
+                    scale.iter_mut().for_each(|scale| *scale = half(2.0 / most as f32));
+                    min.iter_mut().for_each(|min| *min = half(-1.0 + numbers.unit() / 8.0));
+                })
+            }
+        }
+    }
+}
+
+/// What every case computes with.
+struct Bench {
+    suite: Suite,
+    pool: Pool,
+    isa: Isa,
+}
+
+fn main() -> anyhow::Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let suite = Suite::start("kernels")?.with_limits(threads);
+    let mut bench = Bench { suite, pool: Pool::new(threads), isa: Isa::detect() };
+    let small = [Shape { model: SMOLLM2, inputs: 96, outputs: 40, most_rows: 8 }];
+    let shapes = if bench.suite.is_small() { &small[..] } else { &SHAPES[..] };
+    for shape in shapes {
+        for format in Format::ALL {
+            bench.products(shape, format);
+        }
+    }
+    bench.attentions();
+    bench.row_operations();
+    bench.suite.finish()
+}
+
+impl Bench {
+    fn products(&mut self, shape: &Shape, format: Format) {
+        let mut numbers = Numbers::new(7);
+        let w = format.matrix(shape, &mut numbers);
+        let group = format!("matmul_{}_{}x{}_{}", shape.model, shape.inputs, shape.outputs, format.name());
+        for rows in [1, 4, 8, 32, 512].into_iter().filter(|rows| *rows <= shape.most_rows) {
+            let x = numbers.units(rows * shape.inputs);
+            let mut out = vec![0.0; rows * shape.outputs];
+            let (pool, isa) = (&self.pool, self.isa);
+            ops::matmul(pool, isa, &x, rows, &w, &mut out);
+            check_product(format, &x, &w, &out, &mut numbers);
+            let operations = 2 * (rows * shape.inputs * shape.outputs) as u64;
+            // Activations are read too, but by every part from the nearest cache.
+            let case = Case::new(&group, &format!("rows_{rows}"))
+                .reads(w.bytes())
+                .computes(operations, format.units())
+                .handles(rows);
+            self.suite.time(case, |bencher| {
+                bencher.iter(|| ops::matmul(pool, isa, black_box(&x), rows, &w, &mut out));
+            });
+        }
+    }
+
+    fn attentions(&mut self) {
+        let (long, batch, chunk) = if self.suite.is_small() { (40, 2, 20) } else { (1024, 8, 512) };
+        for (model, group, kv_heads, dim) in [(SMOLLM2, 3, 3, 64), (QWEN, 6, 2, 128)] {
+            let scene = Scene { heads: group * kv_heads, kv_heads, dim };
+            self.attention(&scene, model, "decode_1", &[(long, 1)]);
+            self.attention(&scene, model, &format!("decode_{batch}"), &vec![(long, 1); batch]);
+            self.attention(&scene, model, &format!("prefill_{chunk}"), &[(0, chunk)]);
+            self.attention(&scene, model, &format!("prefill_{chunk}_after_{long}"), &[(long, chunk)]);
+        }
+    }
+
+    /// Sequences given by the tokens there are and the rows that are asked.
+    fn attention(&mut self, scene: &Scene, model: &str, name: &str, sequences: &[(usize, usize)]) {
+        let mut numbers = Numbers::new(11);
+        let (arena, tables) = scene.arena(sequences, &mut numbers);
+        let mut rows = 0;
+        let seqs: Vec<AttentionSeq<'_>> = sequences
+            .iter()
+            .zip(&tables)
+            .map(|(&(start, count), table)| {
+                rows += count;
+                AttentionSeq { first_row: rows - count, rows: count, start: start as u32, table }
+            })
+            .collect();
+        let q = numbers.units(rows * scene.heads * scene.dim);
+        let scale = 1.0 / (scene.dim as f32).sqrt();
+        let mut out = vec![0.0; q.len()];
+        let (pool, isa, heads) = (&self.pool, self.isa, scene.heads);
+        ops::attention(pool, isa, &arena, 0, &q, heads, &seqs, scale, &mut out);
+        let mut expected = vec![0.0; q.len()];
+        scalar::attention(&arena, 0, &q, heads, &seqs, scale, &mut expected);
+        for (at, (got, want)) in out.iter().zip(&expected).enumerate() {
+            assert!((got - want).abs() <= 1e-3, "{name}: {got} for {want} at {at}");
+        }
+        let keys: usize = sequences.iter().map(|(start, rows)| start + rows).sum();
+        // A query sees what came before it and itself; each key it sees costs a product and a weighted sum.
+        let seen: usize = sequences.iter().map(|(start, rows)| rows * start + rows * (rows + 1) / 2).sum();
+        let operations = 4 * (seen * heads * scene.dim) as u64;
+        let case = Case::new(&format!("attention_{model}"), name)
+            .reads(keys * scene.kv_heads * scene.dim * 4)
+            .computes(operations, &UNITS[..2])
+            .handles(rows);
+        self.suite.time(case, |bencher| {
+            bencher
+                .iter(|| ops::attention(pool, isa, &arena, 0, black_box(&q), heads, &seqs, scale, &mut out));
+        });
+    }
+
+    fn row_operations(&mut self) {
+        let (pool, isa, small) = (&self.pool, self.isa, self.suite.is_small());
+        let mut numbers = Numbers::new(13);
+        for rows in if small { vec![2] } else { vec![1, 32, 512] } {
+            let name = format!("rows_{rows}");
+            let (x, weight, up) = (numbers.units(rows * 576), numbers.units(576), numbers.units(rows * 576));
+            let mut out = vec![0.0; x.len()];
+            let mut expected = out.clone();
+            let case = |group: &str, numbers: usize| Case::new(group, &name).reads(numbers * 4).handles(rows);
+
+            ops::rms_norm(pool, isa, &x, &weight, 1e-5, rows, &mut out);
+            scalar::rms_norm(&x, &weight, 1e-5, rows, &mut expected);
+            check_numbers("rms_norm", &out, &expected);
+            self.suite.time(case("rms_norm_576", x.len()), |bencher| {
+                bencher.iter(|| ops::rms_norm(pool, isa, black_box(&x), &weight, 1e-5, rows, &mut out));
+            });
+
+            ops::silu_mul(pool, isa, &x, &up, &mut out);
+            scalar::silu_mul(&x, &up, &mut expected);
+            check_numbers("silu_mul", &out, &expected);
+            self.suite.time(case("silu_mul_576", 2 * x.len()), |bencher| {
+                bencher.iter(|| ops::silu_mul(pool, isa, black_box(&x), &up, &mut out));
+            });
+
+            (out, expected) = (x.clone(), x.clone());
+            ops::add_assign(pool, isa, &mut out, &up);
+            scalar::add_assign(&mut expected, &up);
+            check_numbers("add_assign", &out, &expected);
+            self.suite.time(case("add_assign_576", 2 * x.len()), |bencher| {
+                bencher.iter(|| ops::add_assign(pool, isa, &mut out, black_box(&up)));
+            });
+
+            let rope = Rope::new(64, 64, 1024, 10_000.0, RopeScaling::None, RopeLayout::Half);
+            let positions: Vec<u32> = (0..rows as u32).collect();
+            (out, expected) = (x.clone(), x.clone());
+            ops::rope(pool, isa, &mut out, rows, 9, &rope, &positions);
+            scalar::rope(&mut expected, rows, 9, &rope, &positions);
+            check_numbers("rope", &out, &expected);
+            self.suite.time(case("rope_9x64", x.len()), |bencher| {
+                bencher.iter(|| ops::rope(pool, isa, &mut out, rows, 9, &rope, black_box(&positions)));
+            });
+        }
+    }
+}
+
+/// Some outputs of a product against plain sums.
+fn check_product(format: Format, x: &[f32], w: &Matrix, out: &[f32], numbers: &mut Numbers) {
+    let (outputs, inputs) = (w.rows(), w.cols());
+    let mut weights = vec![0.0; inputs];
+    let last = out.len() - 1;
+    let some = (0..CHECKED).map(|_| numbers.below(out.len()));
+    for at in [0, last].into_iter().chain(some) {
+        w.row_to_f32(at % outputs, &mut weights);
+        let row = &x[at / outputs * inputs..][..inputs];
+        let (mut sum, mut squares) = (0.0, 0.0);
+        for (x, w) in row.iter().zip(&weights) {
+            let term = f64::from(*x) * f64::from(*w);
+            sum += term;
+            squares += term * term;
+        }
+        let error = (f64::from(out[at]) - sum).abs();
+        let allowed = format.tolerance() * squares.sqrt();
+        assert!(error <= allowed, "{w:?}: {} for {sum} at {at}; an error of {allowed} is allowed", out[at]);
+    }
+}
+
+fn check_numbers(name: &str, got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len());
+    for (at, (got, want)) in got.iter().zip(expected).enumerate() {
+        assert!((got - want).abs() <= 1e-4 * want.abs().max(1.0), "{name}: {got} for {want} at {at}");
+    }
+}
+
+/// Heads of a model.
+struct Scene {
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+}
+
+impl Scene {
+    /// Keys and values of all sequences, in blocks that are not in order.
+    fn arena(&self, sequences: &[(usize, usize)], numbers: &mut Numbers) -> (KvArena, Vec<Vec<u32>>) {
+        let lengths = sequences.iter().map(|(start, rows)| start + rows);
+        let blocks: usize = lengths.clone().map(|length| length.div_ceil(BLOCK)).sum();
+        let mut arena = KvArena::new(1, self.kv_heads, self.dim, blocks).expect("the sizes are in bounds");
+        let mut free = (0..blocks as u32).rev();
+        let tables = lengths.map(|length| {
+            let table: Vec<u32> = free.by_ref().take(length.div_ceil(BLOCK)).collect();
+            let place = |at: usize| KvRow { block: table[at / BLOCK], slot: (at % BLOCK) as u32 };
+            let places: Vec<KvRow> = (0..length).map(place).collect();
+            let width = length * self.kv_heads * self.dim;
+            arena.write(0, &places, &numbers.units(width), &numbers.units(width));
+            table
+        });
+        let tables = tables.collect();
+        (arena, tables)
+    }
+}
