@@ -20,7 +20,7 @@ pub mod rope;
 pub mod scalar;
 
 pub use dispatch::Isa;
-pub use kv::{AttentionSeq, BLOCK, KvArena, KvError, KvRow};
+pub use kv::{AttentionSeq, BLOCK, KvArena, KvError, KvFormat, KvRow};
 pub use layout::matrix;
 pub use layout::matrix::{FillRow, GroupedRow, Matrix};
 pub use pool::Pool;

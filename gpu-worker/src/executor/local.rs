@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use pons_checkpoint::{Checkpoint, ModelConfig};
-use pons_kernels::{Isa, KvArena, Pool};
+use pons_kernels::{Isa, KvArena, KvFormat, Pool};
 use pons_protocol::id::TokenId;
 use pons_protocol::inference::TokenLogprobs;
 
@@ -42,7 +42,7 @@ pub struct LocalConfig {
 
 /// Bytes of one KV block over all layers of a model.
 pub fn bytes_per_block(config: &ModelConfig) -> usize {
-    KvArena::bytes_per_block(config.layers, config.kv_heads, config.head_dim)
+    KvArena::bytes_per_block(config.layers, config.kv_heads, config.head_dim, KvFormat::Bf16)
 }
 
 /// Runs plans on a backend in this process.

@@ -2,10 +2,9 @@
 //! features they are compiled for.
 #![allow(unsafe_code)]
 
-mod attention;
+pub(crate) mod attention;
 pub(crate) mod elementwise;
 mod matmul;
 mod source;
 
-pub(crate) use attention::attention_tile;
 pub(crate) use matmul::matmul_tile;

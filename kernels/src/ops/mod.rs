@@ -8,7 +8,7 @@ mod reduce;
 mod share;
 
 pub use attention::attention;
-pub(crate) use attention::{Scene, Tile as AttentionTile};
+pub(crate) use attention::{SEGMENT, SEGMENT_BLOCKS, Scene, Tile as AttentionTile};
 pub use elementwise::{add_assign, rms_norm, rope, silu_mul};
 pub(crate) use matmul::{Product, Tile as ProductTile};
 pub use matmul::{matmul, matmul_bias};

@@ -2,9 +2,8 @@
 //! forms, in arrays that a compiler turns into whatever vectors the machine has; no fused multiply-add, which
 //! without the instruction is a slow library call.
 
-mod attention;
+pub(crate) mod attention;
 pub(crate) mod elementwise;
 mod matmul;
 
-pub(crate) use attention::attention_tile;
 pub(crate) use matmul::matmul_tile;

@@ -1,6 +1,6 @@
 //! Bit for bit: a row's result has nothing to do with its company, the threads, or where a chunk starts.
 
-use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvRow, Pool, ops};
+use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvFormat, KvRow, Pool, ops};
 use proptest::prelude::*;
 
 use crate::numbers::{FORMATS, Numbers, matrix};
@@ -78,7 +78,7 @@ struct Story {
 fn story(heads: usize, kv_heads: usize, dim: usize, len: usize, seed: u64) -> Story {
     let mut numbers = Numbers(seed);
     let used = len.div_ceil(BLOCK);
-    let mut arena = KvArena::new(2, kv_heads, dim, used + 3).expect("the sizes are in bounds");
+    let mut arena = KvArena::new(2, kv_heads, dim, used + 3, KvFormat::Bf16).expect("the sizes are in bounds");
     let mut table: Vec<u32> = (0..used as u32 + 3).collect();
     for index in (1..table.len()).rev() {
         table.swap(index, (numbers.next_u64() % (index as u64 + 1)) as usize);
@@ -87,12 +87,12 @@ fn story(heads: usize, kv_heads: usize, dim: usize, len: usize, seed: u64) -> St
     for block in 0..arena.blocks() as u32 {
         let rows: Vec<KvRow> = (0..BLOCK as u32).map(|slot| KvRow { block, slot }).collect();
         let poison = vec![f32::NAN; BLOCK * kv_heads * dim];
-        arena.write(1, &rows, &poison, &poison);
+        arena.write(&Pool::new(1), Isa::detect(), 1, &rows, &poison, &poison);
     }
     let place = |position: usize| KvRow { block: table[position / BLOCK], slot: (position % BLOCK) as u32 };
     let rows: Vec<KvRow> = (0..len).map(place).collect();
     let (k, v) = (numbers.units(len * kv_heads * dim), numbers.units(len * kv_heads * dim));
-    arena.write(1, &rows, &k, &v);
+    arena.write(&Pool::new(1), Isa::detect(), 1, &rows, &k, &v);
     let q = numbers.units(len * heads * dim).into_iter().map(|q| q * 3.0).collect();
     table.truncate(used);
     Story { arena, table, q, heads, dim, len }

@@ -7,7 +7,7 @@ pub use load::CpuLoader;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvError, KvRow, Matrix, Pool, Rope, ops};
+use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvError, KvFormat, KvRow, Matrix, Pool, Rope, ops};
 
 use crate::backend::Backend;
 use crate::model::batch::StepBatch;
@@ -34,7 +34,7 @@ impl CpuBackend {
         Ok(Self {
             pool,
             isa,
-            arena: KvArena::new(shape.layers, shape.kv_heads, shape.head_dim, blocks)?,
+            arena: KvArena::new(shape.layers, shape.kv_heads, shape.head_dim, blocks, KvFormat::Bf16)?,
             rope,
             heads: shape.heads,
             attention_scale: shape.attention_scale(),
@@ -88,7 +88,7 @@ impl Backend for CpuBackend {
     }
 
     fn store(&mut self, layer: usize, keys: &Vec<f32>, values: &Vec<f32>) {
-        self.arena.write(layer, &self.kv_rows, keys, values);
+        self.arena.write(&self.pool, self.isa, layer, &self.kv_rows, keys, values);
     }
 
     fn attend(&self, layer: usize, queries: &Vec<f32>, out: &mut Vec<f32>) {

@@ -1,0 +1,202 @@
+//! Writing tokens into the arena. The rule: a part of the work is all rows of one head's keys or values, so that
+//! no two threads ever write the same element, even where rows repeat.
+#![allow(unsafe_code)]
+
+use super::{BLOCK, KvArena, KvRow, MAX_HEAD_DIM, Store, key_at, key_len, value_at, value_len};
+use crate::dispatch::Isa;
+use crate::pool::Pool;
+
+/// Elements below which waking another thread costs more than it saves.
+const LEAST_SHARED: usize = 16_384;
+
+/// A store that parts write disjoint elements of.
+#[derive(Clone, Copy)]
+struct Target<T> {
+    start: *mut T,
+    len: usize,
+}
+
+// SAFETY: only a pointer and a length; whoever writes keeps to one head, which no other part has.
+unsafe impl<T> Send for Target<T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T> Sync for Target<T> {}
+
+impl<T> Target<T> {
+    fn new(slice: &mut [T]) -> Target<T> {
+        Target { start: slice.as_mut_ptr(), len: slice.len() }
+    }
+
+    /// # Safety
+    /// No other part writes this element, and nobody reads it meanwhile.
+    #[inline(always)]
+    unsafe fn set(self, at: usize, value: T) {
+        debug_assert!(at < self.len);
+        // SAFETY: `rows_fit` has bounded every block and slot; aliasing is the caller's duty.
+        unsafe { *self.start.add(at) = value };
+    }
+}
+
+/// All rows of one head's keys or values.
+struct Part<'a> {
+    rows: &'a [KvRow],
+    x: &'a [f32],
+    /// Elements of one row of `x`.
+    width: usize,
+    head: usize,
+    dim: usize,
+    /// The first head-block of the layer, and heads a block.
+    first: usize,
+    heads: usize,
+    values: bool,
+}
+
+/// Bits of bfloat16, rounded to nearest even; a NaN stays one.
+#[inline(always)]
+fn round_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+    if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded }
+}
+
+impl Part<'_> {
+    /// Writes all rows as `numbers` renders them, and tells `scaled` where a row's scale belongs.
+    #[inline(always)]
+    fn write<T: Copy + Default>(
+        &self,
+        target: Target<T>,
+        numbers: impl Fn(&[f32], &mut [T]) -> f32,
+        scaled: impl Fn(usize, f32),
+    ) {
+        let mut row_bits = [T::default(); MAX_HEAD_DIM];
+        let each = if self.values { value_len(self.dim) } else { key_len(self.dim) };
+        for (row, x) in self.rows.iter().zip(self.x.chunks_exact(self.width)) {
+            let bits = &mut row_bits[..self.dim];
+            let scale = numbers(&x[self.head * self.dim..][..self.dim], bits);
+            let slot = row.slot as usize;
+            let place = self.first + row.block as usize * self.heads + self.head;
+            scaled(place * BLOCK + slot, scale);
+            if self.values {
+                let start = place * each + value_at(slot, 0, self.dim);
+                for (dim, &bits) in bits.iter().enumerate() {
+                    // SAFETY: this part alone has this head's values.
+                    unsafe { target.set(start + dim * 2, bits) };
+                }
+            } else {
+                let start = place * each;
+                for (dim, &bits) in bits.iter().enumerate() {
+                    // SAFETY: this part alone has this head's keys.
+                    unsafe { target.set(start + key_at(slot, dim), bits) };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn write_bf16(&self, target: Target<u16>) {
+        let numbers = |x: &[f32], bits: &mut [u16]| {
+            for (bits, &x) in bits.iter_mut().zip(x) {
+                *bits = round_bf16(x);
+            }
+            1.0
+        };
+        self.write(target, numbers, |_, _| ());
+    }
+
+    #[inline(always)]
+    fn write_int8(&self, target: Target<u8>, scales: Target<f32>) {
+        let numbers = |x: &[f32], bits: &mut [u8]| {
+            let scale = x.iter().fold(0.0_f32, |most, x| if x.abs() > most { x.abs() } else { most }) / 127.0;
+            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+            let mut broken = false;
+            for (bits, &x) in bits.iter_mut().zip(x) {
+                // Adding 1.5 · 2^23 rounds to a whole number, which is then in the low bits.
+                *bits = (x * inverse + 12_582_912.0).to_bits() as u8;
+                broken |= !x.is_finite();
+            }
+            // What is no number must not become one.
+            if broken { f32::NAN } else { scale }
+        };
+        // SAFETY: this part alone has this head's scales.
+        self.write(target, numbers, |at, scale| unsafe { scales.set(at, scale) });
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    fn write_bf16_avx512(&self, target: Target<u16>) {
+        self.write_bf16(target);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    fn write_int8_avx512(&self, target: Target<u8>, scales: Target<f32>) {
+        self.write_int8(target, scales);
+    }
+}
+
+impl KvArena {
+    /// Writes the keys and values of `rows.len()` tokens, `kv_heads * head_dim` each. Of rows for the same place the
+    /// last one stays.
+    ///
+    /// # Panics
+    /// When a length does not fit, or a layer, block or slot is out of range.
+    pub fn write(&mut self, pool: &Pool, isa: Isa, layer: usize, rows: &[KvRow], k: &[f32], v: &[f32]) {
+        let width = self.kv_heads * self.head_dim;
+        self.rows_fit(layer, rows, k.len(), v.len());
+        let (dim, heads, first) = (self.head_dim, self.kv_heads, layer * self.blocks * self.kv_heads);
+        let part = |index: usize| {
+            let (head, values) = (index / 2, index % 2 == 1);
+            Part { rows, x: if values { v } else { k }, width, head, dim, first, heads, values }
+        };
+        let share = |job: &(dyn Fn(usize) + Sync)| {
+            if rows.len() * width < LEAST_SHARED {
+                (0..heads * 2).for_each(job);
+            } else {
+                pool.run(heads * 2, job);
+            }
+        };
+        match &mut self.store {
+            Store::Bf16 { keys, values } => {
+                let targets = [Target::new(keys), Target::new(values)];
+                share(&|index| {
+                    let (part, target) = (part(index), targets[index % 2]);
+                    #[cfg(target_arch = "x86_64")]
+                    if isa.runs_avx512() {
+                        // SAFETY: the check above found the features.
+                        return unsafe { part.write_bf16_avx512(target) };
+                    }
+                    let _ = isa;
+                    part.write_bf16(target);
+                });
+            }
+            Store::Int8 { keys, values, key_scales, value_scales } => {
+                let targets = [Target::new(keys), Target::new(values)];
+                let scales = [Target::new(key_scales), Target::new(value_scales)];
+                share(&|index| {
+                    let (part, target, scales) = (part(index), targets[index % 2], scales[index % 2]);
+                    #[cfg(target_arch = "x86_64")]
+                    if isa.runs_avx512() {
+                        // SAFETY: the check above found the features.
+                        return unsafe { part.write_int8_avx512(target, scales) };
+                    }
+                    let _ = isa;
+                    part.write_int8(target, scales);
+                });
+            }
+        }
+    }
+
+    fn rows_fit(&self, layer: usize, rows: &[KvRow], keys: usize, values: usize) {
+        let width = self.kv_heads * self.head_dim;
+        assert!(layer < self.layers, "layer is {layer}; the arena has {}", self.layers);
+        assert!(
+            keys == rows.len() * width && values == keys,
+            "{} rows of {width} need as many keys and values; {keys} and {values} were given",
+            rows.len(),
+        );
+        for row in rows {
+            let (block, slot) = (row.block as usize, row.slot as usize);
+            assert!(block < self.blocks, "block is {block}; the arena has {}", self.blocks);
+            assert!(slot < BLOCK, "slot is {slot}; a block has {BLOCK}");
+        }
+    }
+}
