@@ -137,16 +137,36 @@ fn runs(count: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// Rounds a tile's queries to bfloat16, in the order in which they are used.
 fn pack(scene: &Scene<'_>, tile: &AttentionTile<'_>, scratch: &mut Scratch) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    fn compiled(scene: &Scene<'_>, tile: &AttentionTile<'_>, scratch: &mut Scratch) {
+        pack_runs(scene, tile, scratch);
+    }
+    // SAFETY: `Isa` has found the features before it chose this module.
+    unsafe { compiled(scene, tile, scratch) }
+}
+
+#[inline(always)]
+fn pack_runs(scene: &Scene<'_>, tile: &AttentionTile<'_>, scratch: &mut Scratch) {
     let (dim, count) = (scene.arena.head_dim(), tile.rows * scene.group());
     let pairs = dim.div_ceil(2);
     let packed = scratch.q.take(count.div_ceil(ABREAST) * pairs * ABREAST);
-    let bits = |x: f32| u32::from(half::bf16::from_f32(x).to_bits());
     for ((first, len), packed) in runs(count).zip(packed.chunks_exact_mut(pairs * ABREAST)) {
         for n in 0..len {
             let q = &scene.q[scene.at(tile, first + n)..][..dim];
-            for (pair, q) in q.chunks(2).enumerate() {
-                let second = q.get(1).map_or(0, |&q| bits(q));
-                packed[pair * ABREAST + n] = bits(q[0]) | second << 16;
+            for (q, packed) in q.chunks(2 * LANES).zip(packed.chunks_mut(LANES * ABREAST)) {
+                let mut row = [0.0; 2 * LANES];
+                row[..q.len()].copy_from_slice(q);
+                let mut bits = [0_u32; LANES];
+                // SAFETY: two vectors of numbers become one; the features are the caller's. Both ways to round give
+                // the same for what is not subnormal, so that the choice is left to the products.
+                unsafe {
+                    let low = _mm512_loadu_ps(row.as_ptr());
+                    let high = _mm512_loadu_ps(row.as_ptr().add(LANES));
+                    _mm512_storeu_si512(bits.as_mut_ptr().cast(), Widened::round(low, high));
+                }
+                for (place, &pair) in packed.chunks_mut(ABREAST).zip(&bits) {
+                    place[n] = pair;
+                }
             }
         }
     }
@@ -295,28 +315,32 @@ fn attend<D: Dot>(
                 }
             }
             let sums = &mut progress.sums[first * width..][..len * width];
-            mix_run::<D>(&blocks, scores, len, &seen_by, width, sums);
+            mix_run::<D>(&blocks, scores, len, &seen_by, sums, index == 0);
         }
     }
 }
 
-/// Calls `$function::<D, n, broad>` for the two counts at hand.
+/// Calls `$function::<D, n, broad, fetch>` for the counts at hand.
 macro_rules! for_counts {
-    ($function:ident, $n:expr, $broad:expr, $arguments:tt) => {
-        for_counts!(@n $function, $n, $broad, $arguments, 1 2 3 4 5 6)
+    ($function:ident, $n:expr, $broad:expr, $fetch:expr, $arguments:tt) => {
+        if $fetch {
+            for_counts!(@n $function, $n, $broad, true, $arguments, 1 2 3 4 5 6)
+        } else {
+            for_counts!(@n $function, $n, $broad, false, $arguments, 1 2 3 4 5 6)
+        }
     };
-    (@n $function:ident, $n:expr, $broad:expr, $arguments:tt, $($count:literal)*) => {
+    (@n $function:ident, $n:expr, $broad:expr, $fetch:literal, $arguments:tt, $($count:literal)*) => {
         match $n {
-            $($count => for_counts!(@broad $function, $count, $broad, $arguments),)*
+            $($count => for_counts!(@broad $function, $count, $broad, $fetch, $arguments),)*
             _ => unreachable!("a run has one to six queries"),
         }
     };
-    (@broad $function:ident, $count:literal, $broad:expr, ($($argument:expr),*)) => {
+    (@broad $function:ident, $count:literal, $broad:expr, $fetch:literal, ($($argument:expr),*)) => {
         match $broad {
-            1 => kernel::$function::<D, $count, 1>($($argument),*),
-            2 => kernel::$function::<D, $count, 2>($($argument),*),
-            3 => kernel::$function::<D, $count, 3>($($argument),*),
-            _ => kernel::$function::<D, $count, 4>($($argument),*),
+            1 => kernel::$function::<D, $count, 1, $fetch>($($argument),*),
+            2 => kernel::$function::<D, $count, 2, $fetch>($($argument),*),
+            3 => kernel::$function::<D, $count, 3, $fetch>($($argument),*),
+            _ => kernel::$function::<D, $count, 4, $fetch>($($argument),*),
         }
     };
 }
@@ -365,7 +389,7 @@ fn score_bundle<D: Dot>(
                 // SAFETY: `q` holds all pairs of a run, each block's keys are whole, and the scores of a run's
                 // queries are in bounds by the assertion above.
                 unsafe {
-                    for_counts!(scores, len, needed, (q.as_ptr(), &keys, &ahead, dim.div_ceil(2), &factors, out));
+                    for_counts!(scores, len, needed, index == 0, (q.as_ptr(), &keys, &ahead, dim.div_ceil(2), &factors, out));
                 }
             }
         }
@@ -379,9 +403,10 @@ fn mix_run<D: Dot>(
     weights: &[f32],
     len: usize,
     seen: &[usize; ABREAST],
-    width: usize,
     sums: &mut [f32],
+    fetch: bool,
 ) {
+    let width = sums.len() / len;
     let mut ahead = [std::ptr::null(); SEGMENT_BLOCKS];
     ahead[..blocks.count].copy_from_slice(&blocks.order[blocks.count + BROAD..][..blocks.count]);
     let values = Values { blocks: &blocks.values, ahead: &ahead, width };
@@ -391,7 +416,7 @@ fn mix_run<D: Dot>(
         let broad = ((width - first) / LANES).min(BROAD);
         // SAFETY: weights and sums are there by the assertion above; nobody sees more than the segment's blocks.
         unsafe {
-            for_counts!(mix, len, broad, (weights, &values, first, seen, sums.as_mut_ptr()));
+            for_counts!(mix, len, broad, fetch, (weights, &values, first, seen, sums.as_mut_ptr()));
         }
     }
 }

@@ -86,7 +86,7 @@ impl Dot for Widened {
 /// # Safety
 /// What `q`, `keys` and `out` point to exists for so many queries, pairs and blocks.
 #[inline(always)]
-pub(super) unsafe fn scores<D: Dot, const N: usize, const B: usize>(
+pub(super) unsafe fn scores<D: Dot, const N: usize, const B: usize, const FETCH: bool>(
     q: *const u32,
     keys: &[*const u16; BROAD],
     ahead: &[*const u8; BROAD],
@@ -102,7 +102,9 @@ pub(super) unsafe fn scores<D: Dot, const N: usize, const B: usize>(
             let mut key = [_mm512_setzero_si512(); B];
             for b in 0..B {
                 key[b] = _mm512_loadu_si512(keys[b].add(pair * 2 * LANES).cast());
-                _mm_prefetch::<_MM_HINT_T0>(ahead[b].wrapping_add(pair * LINE).cast());
+                if FETCH {
+                    _mm_prefetch::<_MM_HINT_T0>(ahead[b].wrapping_add(pair * LINE).cast());
+                }
             }
             for n in 0..N {
                 let q = _mm512_set1_epi32((*q.add(n)).cast_signed());
@@ -191,7 +193,7 @@ pub(super) struct Values<'a> {
 /// `weights` holds a segment's weights a query at the distance of its scores, `out` is `[query][width]`, and the
 /// blocks exist up to the most seen.
 #[inline(always)]
-pub(super) unsafe fn mix<D: Dot, const N: usize, const V: usize>(
+pub(super) unsafe fn mix<D: Dot, const N: usize, const V: usize, const FETCH: bool>(
     weights: *const u32,
     values: &Values<'_>,
     first: usize,
@@ -213,7 +215,9 @@ pub(super) unsafe fn mix<D: Dot, const N: usize, const V: usize>(
                 let mut value = [_mm512_setzero_si512(); V];
                 for v in 0..V {
                     value[v] = _mm512_loadu_si512(at.add(v * 2 * LANES).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(v * LINE).cast());
+                    if FETCH {
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(v * LINE).cast());
+                    }
                 }
                 for n in 0..N {
                     let weight = _mm512_set1_epi32((*weights.add(n * SEGMENT)).cast_signed());
