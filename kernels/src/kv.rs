@@ -100,7 +100,11 @@ pub struct KvArena {
 impl std::fmt::Debug for KvArena {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let KvArena { layers, kv_heads, head_dim, blocks, .. } = self;
-        write!(f, "KvArena({blocks} blocks, {layers} layers, {kv_heads} heads of {head_dim}, {:?})", self.format())
+        write!(
+            f,
+            "KvArena({blocks} blocks, {layers} layers, {kv_heads} heads of {head_dim}, {:?})",
+            self.format()
+        )
     }
 }
 
@@ -134,7 +138,8 @@ impl KvArena {
     /// What one block takes over all layers, in bytes; for sizing an arena before it is made.
     pub fn bytes_per_block(layers: usize, kv_heads: usize, head_dim: usize, format: KvFormat) -> usize {
         let elements = head_dim.saturating_add(1).saturating_mul(2 * BLOCK);
-        let elements = if head_dim <= MAX_HEAD_DIM { key_len(head_dim) + value_len(head_dim) } else { elements };
+        let elements =
+            if head_dim <= MAX_HEAD_DIM { key_len(head_dim) + value_len(head_dim) } else { elements };
         let bytes = match format {
             KvFormat::Bf16 => elements.saturating_mul(2),
             KvFormat::Int8 => elements.saturating_add(2 * BLOCK * size_of::<f32>()),
@@ -208,7 +213,9 @@ impl Store {
         format: KvFormat,
     ) -> Option<Store> {
         Some(match format {
-            KvFormat::Bf16 => Store::Bf16 { keys: Aligned::zeroed(keys?)?, values: Aligned::zeroed(values?)? },
+            KvFormat::Bf16 => {
+                Store::Bf16 { keys: Aligned::zeroed(keys?)?, values: Aligned::zeroed(values?)? }
+            }
             KvFormat::Int8 => Store::Int8 {
                 keys: Aligned::zeroed(keys?)?,
                 values: Aligned::zeroed(values?)?,

@@ -389,7 +389,13 @@ fn score_bundle<D: Dot>(
                 // SAFETY: `q` holds all pairs of a run, each block's keys are whole, and the scores of a run's
                 // queries are in bounds by the assertion above.
                 unsafe {
-                    for_counts!(scores, len, needed, index == 0, (q.as_ptr(), &keys, &ahead, dim.div_ceil(2), &factors, out));
+                    for_counts!(
+                        scores,
+                        len,
+                        needed,
+                        index == 0,
+                        (q.as_ptr(), &keys, &ahead, dim.div_ceil(2), &factors, out)
+                    );
                 }
             }
         }

@@ -80,8 +80,7 @@ fn many_rows_on_many_threads_are_written_as_few_on_one() {
     let number = |i: usize| ((i * 7919) % 1013) as f32 / 64.0 - 7.0;
     let k: Vec<f32> = (0..count * heads * dim).map(number).collect();
     let v: Vec<f32> = k.iter().map(|k| 1.0 - k).collect();
-    let rows: Vec<KvRow> =
-        (0..count as u32).map(|p| KvRow { block: 18 - p / 16, slot: p % 16 }).collect();
+    let rows: Vec<KvRow> = (0..count as u32).map(|p| KvRow { block: 18 - p / 16, slot: p % 16 }).collect();
     for format in [KvFormat::Bf16, KvFormat::Int8] {
         let mut one = KvArena::new(1, heads, dim, 19, format).unwrap();
         let alone = Pool::new(1);

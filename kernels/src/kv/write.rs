@@ -36,6 +36,19 @@ impl<T> Target<T> {
     }
 }
 
+impl<T> Target<T> {
+    /// As [`Target::set`], two elements side by side.
+    ///
+    /// # Safety
+    /// As for [`Target::set`].
+    #[inline(always)]
+    unsafe fn set_pair(self, at: usize, values: [T; 2]) {
+        debug_assert!(at + 1 < self.len);
+        // SAFETY: as for `set`; an array is aligned as its elements are.
+        unsafe { *self.start.add(at).cast::<[T; 2]>() = values };
+    }
+}
+
 /// All rows of one head's keys or values.
 struct Part<'a> {
     rows: &'a [KvRow],
@@ -67,27 +80,52 @@ impl Part<'_> {
         numbers: impl Fn(&[f32], &mut [T]) -> f32,
         scaled: impl Fn(usize, f32),
     ) {
-        let mut row_bits = [T::default(); MAX_HEAD_DIM];
-        let each = if self.values { value_len(self.dim) } else { key_len(self.dim) };
-        for (row, x) in self.rows.iter().zip(self.x.chunks_exact(self.width)) {
-            let bits = &mut row_bits[..self.dim];
-            let scale = numbers(&x[self.head * self.dim..][..self.dim], bits);
-            let slot = row.slot as usize;
+        let mut buffers = [[T::default(); MAX_HEAD_DIM]; 2];
+        let render = |index: usize, buffer: &mut [T; MAX_HEAD_DIM]| {
+            let row = &self.rows[index];
+            let x = &self.x[index * self.width + self.head * self.dim..][..self.dim];
+            let scale = numbers(x, &mut buffer[..self.dim]);
             let place = self.first + row.block as usize * self.heads + self.head;
-            scaled(place * BLOCK + slot, scale);
-            if self.values {
-                let start = place * each + value_at(slot, 0, self.dim);
-                for (dim, &bits) in bits.iter().enumerate() {
+            scaled(place * BLOCK + row.slot as usize, scale);
+            (place, row.slot as usize)
+        };
+        let mut index = 0;
+        while index < self.rows.len() {
+            let [one, two] = &mut buffers;
+            let (place, slot) = render(index, one);
+            let next = KvRow { slot: slot as u32 + 1, ..self.rows[index] };
+            index += 1;
+            if !self.values {
+                self.write_key(target, place, slot, &one[..self.dim]);
+            } else if slot.is_multiple_of(2) && self.rows.get(index) == Some(&next) {
+                render(index, two);
+                index += 1;
+                let start = place * value_len(self.dim) + value_at(slot, 0, self.dim);
+                for (dim, (&one, &two)) in one[..self.dim].iter().zip(&two[..self.dim]).enumerate() {
+                    // SAFETY: this part alone has this head's values, of which these are two tokens'.
+                    unsafe { target.set_pair(start + dim * 2, [one, two]) };
+                }
+            } else {
+                let start = place * value_len(self.dim) + value_at(slot, 0, self.dim);
+                for (dim, &bits) in one[..self.dim].iter().enumerate() {
                     // SAFETY: this part alone has this head's values.
                     unsafe { target.set(start + dim * 2, bits) };
                 }
-            } else {
-                let start = place * each;
-                for (dim, &bits) in bits.iter().enumerate() {
-                    // SAFETY: this part alone has this head's keys.
-                    unsafe { target.set(start + key_at(slot, dim), bits) };
-                }
             }
+        }
+    }
+
+    #[inline(always)]
+    fn write_key<T: Copy + Default>(&self, target: Target<T>, place: usize, slot: usize, key: &[T]) {
+        let start = place * key_len(self.dim) + key_at(slot, 0);
+        let (pairs, rest) = key.as_chunks::<2>();
+        for (pair, &bits) in pairs.iter().enumerate() {
+            // SAFETY: this part alone has this head's keys.
+            unsafe { target.set_pair(start + pair * 2 * BLOCK, bits) };
+        }
+        if let [last] = *rest {
+            // SAFETY: as above.
+            unsafe { target.set(start + pairs.len() * 2 * BLOCK, last) };
         }
     }
 
