@@ -4,7 +4,7 @@ use super::*;
 use crate::{Isa, Pool};
 
 /// Two rows of two heads of five, written by each set on one thread and on several.
-fn written(format: KvFormat, check: &dyn Fn(&KvArena, &[f32], &[f32])) {
+fn written(format: KvFormat, check: impl Fn(&KvArena, &[f32], &[f32])) {
     let k: Vec<f32> = (0..20).map(|i| i as f32 + 0.5).collect();
     let v: Vec<f32> = (0..20).map(|i| -(i as f32)).collect();
     for isa in Isa::usable() {
@@ -34,7 +34,7 @@ fn each_element(arena: &KvArena, k: &[f32], v: &[f32], check: &dyn Fn(f32, f32, 
 
 #[test]
 fn what_is_written_is_read_back_rounded_to_bfloat16() {
-    written(KvFormat::Bf16, &|arena, k, v| {
+    written(KvFormat::Bf16, |arena, k, v| {
         each_element(arena, k, v, &|stored, original, _| {
             assert_eq!(stored, bf16::from_f32(original).to_f32());
         });
@@ -43,7 +43,7 @@ fn what_is_written_is_read_back_rounded_to_bfloat16() {
 
 #[test]
 fn eight_bit_elements_are_within_half_a_step_of_the_largest_of_their_head() {
-    written(KvFormat::Int8, &|arena, k, v| {
+    written(KvFormat::Int8, |arena, k, v| {
         each_element(arena, k, v, &|stored, original, most| {
             assert!((stored - original).abs() <= most / 127.0 * 0.500_01, "{stored} for {original}");
         });
@@ -53,7 +53,7 @@ fn eight_bit_elements_are_within_half_a_step_of_the_largest_of_their_head() {
 #[test]
 fn nothing_but_the_rows_named_is_written() {
     for format in [KvFormat::Bf16, KvFormat::Int8] {
-        written(format, &|arena, _, _| {
+        written(format, |arena, _, _| {
             for (layer, block, slot) in [(0, 2, 15), (1, 1, 15), (1, 2, 14), (1, 0, 2), (1, 0, 4)] {
                 for head in 0..2 {
                     let stored = arena.head_block(layer, block, head);
@@ -67,7 +67,7 @@ fn nothing_but_the_rows_named_is_written() {
 
 #[test]
 fn padding_stays_zero_so_that_it_never_counts() {
-    written(KvFormat::Bf16, &|arena, _, _| {
+    written(KvFormat::Bf16, |arena, _, _| {
         let HeadBlock::Bf16 { keys, values } = arena.head_block(1, 2, 1) else { unreachable!() };
         assert_eq!(keys[key_at(15, 5)], 0);
         assert!((5..16).all(|dim| values[value_at(15, dim, 5)] == 0));

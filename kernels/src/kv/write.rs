@@ -34,9 +34,7 @@ impl<T> Target<T> {
         // SAFETY: `rows_fit` has bounded every block and slot; aliasing is the caller's duty.
         unsafe { *self.start.add(at) = value };
     }
-}
 
-impl<T> Target<T> {
     /// As [`Target::set`], two elements side by side.
     ///
     /// # Safety
@@ -63,42 +61,66 @@ struct Part<'a> {
     values: bool,
 }
 
-/// Bits of bfloat16, rounded to nearest even; a NaN stays one.
-#[inline(always)]
-fn round_bf16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
-    if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded }
+/// A form in which elements are stored.
+trait Element: Copy + Default {
+    /// Brings one token's elements of one head into this form; returns what they are to be multiplied by.
+    fn render(x: &[f32], bits: &mut [Self]) -> f32;
+}
+
+/// bfloat16, rounded to nearest even; a NaN stays one.
+impl Element for u16 {
+    #[inline(always)]
+    fn render(x: &[f32], bits: &mut [u16]) -> f32 {
+        for (to, &x) in bits.iter_mut().zip(x) {
+            let bits = x.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+            *to = (if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }) as u16;
+        }
+        1.0
+    }
+}
+
+/// Eight-bit integers, of which the largest is 127.
+impl Element for u8 {
+    #[inline(always)]
+    fn render(x: &[f32], bits: &mut [u8]) -> f32 {
+        let mut most = [0.0_f32; 16];
+        let (chunks, rest) = x.as_chunks::<16>();
+        for chunk in chunks {
+            for (most, x) in most.iter_mut().zip(chunk) {
+                *most = if x.abs() > *most { x.abs() } else { *most };
+            }
+        }
+        let most =
+            most.iter().chain(rest).fold(0.0_f32, |most, x| if x.abs() > most { x.abs() } else { most });
+        let scale = most / 127.0;
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        let mut broken = false;
+        for (bits, &x) in bits.iter_mut().zip(x) {
+            // Adding 1.5 · 2^23 rounds to a whole number, which is then in the low bits.
+            *bits = (x * inverse + 12_582_912.0).to_bits() as u8;
+            broken |= !x.is_finite();
+        }
+        // What is no number must not become one.
+        if broken { f32::NAN } else { scale }
+    }
 }
 
 impl Part<'_> {
-    /// Writes all rows as `numbers` renders them, and tells `scaled` where a row's scale belongs.
+    /// Writes all rows; `scales` is where each token's belongs, if it has one.
     #[inline(always)]
-    fn write<T: Copy + Default>(
-        &self,
-        target: Target<T>,
-        numbers: impl Fn(&[f32], &mut [T]) -> f32,
-        scaled: impl Fn(usize, f32),
-    ) {
+    fn write<T: Element>(&self, target: Target<T>, scales: Option<Target<f32>>) {
         let mut buffers = [[T::default(); MAX_HEAD_DIM]; 2];
-        let render = |index: usize, buffer: &mut [T; MAX_HEAD_DIM]| {
-            let row = &self.rows[index];
-            let x = &self.x[index * self.width + self.head * self.dim..][..self.dim];
-            let scale = numbers(x, &mut buffer[..self.dim]);
-            let place = self.first + row.block as usize * self.heads + self.head;
-            scaled(place * BLOCK + row.slot as usize, scale);
-            (place, row.slot as usize)
-        };
         let mut index = 0;
         while index < self.rows.len() {
             let [one, two] = &mut buffers;
-            let (place, slot) = render(index, one);
+            let (place, slot) = self.render(index, one, scales);
             let next = KvRow { slot: slot as u32 + 1, ..self.rows[index] };
             index += 1;
             if !self.values {
                 self.write_key(target, place, slot, &one[..self.dim]);
             } else if slot.is_multiple_of(2) && self.rows.get(index) == Some(&next) {
-                render(index, two);
+                self.render(index, two, scales);
                 index += 1;
                 let start = place * value_len(self.dim) + value_at(slot, 0, self.dim);
                 for (dim, (&one, &two)) in one[..self.dim].iter().zip(&two[..self.dim]).enumerate() {
@@ -115,8 +137,27 @@ impl Part<'_> {
         }
     }
 
+    /// Brings one row into its form. Returns which head-block and slot it belongs to.
     #[inline(always)]
-    fn write_key<T: Copy + Default>(&self, target: Target<T>, place: usize, slot: usize, key: &[T]) {
+    fn render<T: Element>(
+        &self,
+        index: usize,
+        buffer: &mut [T; MAX_HEAD_DIM],
+        scales: Option<Target<f32>>,
+    ) -> (usize, usize) {
+        let row = &self.rows[index];
+        let x = &self.x[index * self.width + self.head * self.dim..][..self.dim];
+        let scale = T::render(x, &mut buffer[..self.dim]);
+        let place = self.first + row.block as usize * self.heads + self.head;
+        if let Some(scales) = scales {
+            // SAFETY: this part alone has this head's scales.
+            unsafe { scales.set(place * BLOCK + row.slot as usize, scale) };
+        }
+        (place, row.slot as usize)
+    }
+
+    #[inline(always)]
+    fn write_key<T: Element>(&self, target: Target<T>, place: usize, slot: usize, key: &[T]) {
         let start = place * key_len(self.dim) + key_at(slot, 0);
         let (pairs, rest) = key.as_chunks::<2>();
         for (pair, &bits) in pairs.iter().enumerate() {
@@ -129,45 +170,16 @@ impl Part<'_> {
         }
     }
 
-    #[inline(always)]
-    fn write_bf16(&self, target: Target<u16>) {
-        let numbers = |x: &[f32], bits: &mut [u16]| {
-            for (bits, &x) in bits.iter_mut().zip(x) {
-                *bits = round_bf16(x);
-            }
-            1.0
-        };
-        self.write(target, numbers, |_, _| ());
-    }
-
-    #[inline(always)]
-    fn write_int8(&self, target: Target<u8>, scales: Target<f32>) {
-        let numbers = |x: &[f32], bits: &mut [u8]| {
-            let scale = x.iter().fold(0.0_f32, |most, x| if x.abs() > most { x.abs() } else { most }) / 127.0;
-            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-            let mut broken = false;
-            for (bits, &x) in bits.iter_mut().zip(x) {
-                // Adding 1.5 · 2^23 rounds to a whole number, which is then in the low bits.
-                *bits = (x * inverse + 12_582_912.0).to_bits() as u8;
-                broken |= !x.is_finite();
-            }
-            // What is no number must not become one.
-            if broken { f32::NAN } else { scale }
-        };
-        // SAFETY: this part alone has this head's scales.
-        self.write(target, numbers, |at, scale| unsafe { scales.set(at, scale) });
-    }
-
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
     fn write_bf16_avx512(&self, target: Target<u16>) {
-        self.write_bf16(target);
+        self.write(target, None);
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
     fn write_int8_avx512(&self, target: Target<u8>, scales: Target<f32>) {
-        self.write_int8(target, scales);
+        self.write(target, Some(scales));
     }
 }
 
@@ -203,7 +215,7 @@ impl KvArena {
                         return unsafe { part.write_bf16_avx512(target) };
                     }
                     let _ = isa;
-                    part.write_bf16(target);
+                    part.write(target, None);
                 });
             }
             Store::Int8 { keys, values, key_scales, value_scales } => {
@@ -217,7 +229,7 @@ impl KvArena {
                         return unsafe { part.write_int8_avx512(target, scales) };
                     }
                     let _ = isa;
-                    part.write_int8(target, scales);
+                    part.write(target, Some(scales));
                 });
             }
         }

@@ -129,12 +129,13 @@ pub(crate) fn one_segment(scene: &Scene<'_>, tile: &AttentionTile<'_>, segment: 
         for (at, value) in values.iter_mut().enumerate() {
             *value = block.value(at / width, at % width, dim);
         }
-        for query in tile.first_query(group, segment)..count {
+        let first = tile.first_query(group, segment);
+        for (query, lanes) in lanes.iter_mut().enumerate().skip(first) {
             let seen = tile.seen(query, group, segment).saturating_sub(index * BLOCK).min(BLOCK);
             if seen > 0 {
                 let q = &scene.q[scene.at(tile, query)..][..dim];
                 let place = Place { query, seen, scale: scene.scale * std::f32::consts::LOG2_E };
-                attend(&mut progress, &mut lanes[query], q, &keys, &values, &place);
+                attend(&mut progress, lanes, q, &keys, &values, &place);
             }
         }
     }
