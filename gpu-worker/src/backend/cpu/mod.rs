@@ -26,15 +26,22 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Reserves `blocks` KV blocks for a model of this shape.
+    /// Reserves `blocks` KV blocks, stored as `format`, for a model of this shape.
     ///
     /// # Errors
     /// Sizes the arena can't have.
-    pub fn new(pool: Arc<Pool>, isa: Isa, shape: &Shape, rope: Rope, blocks: usize) -> Result<Self, KvError> {
+    pub fn new(
+        pool: Arc<Pool>,
+        isa: Isa,
+        shape: &Shape,
+        rope: Rope,
+        blocks: usize,
+        format: KvFormat,
+    ) -> Result<Self, KvError> {
         Ok(Self {
             pool,
             isa,
-            arena: KvArena::new(shape.layers, shape.kv_heads, shape.head_dim, blocks, KvFormat::Bf16)?,
+            arena: KvArena::new(shape.layers, shape.kv_heads, shape.head_dim, blocks, format)?,
             rope,
             heads: shape.heads,
             attention_scale: shape.attention_scale(),
