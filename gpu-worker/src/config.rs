@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use pons_kernels::KvFormat;
 
 /// Most threads that make sense on one machine.
 const MAX_THREADS: usize = 1024;
@@ -44,6 +45,10 @@ pub struct Arguments {
     /// Memory of the KV cache, such as 2GiB or 512MiB [default: from the available memory and the load]
     #[arg(long, value_name = "SIZE")]
     pub kv_memory: Option<String>,
+
+    /// How the KV cache is stored: bf16, or int8 for half the memory and less exact attention
+    #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = parse_kv_format)]
+    pub kv_format: KvFormat,
 
     /// Most sequences that run at the same time
     #[arg(long, value_name = "N", default_value_t = 64)]
@@ -129,6 +134,8 @@ pub struct Settings {
     pub threads: usize,
     /// KV memory, if it is not to be computed.
     pub kv_bytes: Option<u64>,
+    /// How the KV cache is stored.
+    pub kv_format: KvFormat,
     /// Most sequences that run.
     pub max_sequences: u32,
     /// Context, if not the model's own.
@@ -175,6 +182,7 @@ impl Settings {
             listen: parse_listen(&raw.listen)?,
             threads,
             kv_bytes: raw.kv_memory.as_deref().map(parse_bytes).transpose()?,
+            kv_format: raw.kv_format,
             max_sequences: within("max-sequences", raw.max_sequences, 1, MAX_SEQUENCES)?,
             context_tokens: raw
                 .context
@@ -251,6 +259,14 @@ fn within<T: PartialOrd + ToString + Copy>(
         return Err(error(field, value, remedy));
     }
     Ok(value)
+}
+
+fn parse_kv_format(text: &str) -> Result<KvFormat, String> {
+    match text {
+        "bf16" => Ok(KvFormat::Bf16),
+        "int8" => Ok(KvFormat::Int8),
+        _ => Err(String::from("give bf16 or int8")),
+    }
 }
 
 fn parse_listen(text: &str) -> Result<ListenAddress, ConfigError> {

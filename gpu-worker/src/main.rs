@@ -177,11 +177,12 @@ fn serve<E: ModelExecutor>(
 fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<LocalExecutor> {
     let model = checkpoint.config();
     let context_tokens = settings.context_for(u32::try_from(model.context)?)?;
-    let block_bytes = bytes_per_block(model) as u64;
+    let block_bytes = bytes_per_block(model, settings.kv_format) as u64;
     let blocks = settings.blocks_for(block_bytes, BLOCK_TOKENS, context_tokens)?;
     tracing::info!(
         blocks,
         block_tokens = BLOCK_TOKENS,
+        format = ?settings.kv_format,
         bytes = u64::from(blocks) * block_bytes,
         chosen_by = if settings.kv_bytes.is_some() { "--kv-memory" } else { "available memory and load" },
         context_tokens,
@@ -190,6 +191,7 @@ fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<LocalExe
     );
     let config = LocalConfig {
         threads: settings.threads,
+        kv_format: settings.kv_format,
         blocks,
         // One more than sequences may run: the calibration's own.
         slots: settings.max_sequences + 1,

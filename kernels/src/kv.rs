@@ -1,11 +1,14 @@
 //! The paged store of keys and values for one device, and where in it a sequence lies. The rule: a position is only
 //! ever a block and a slot; which blocks belong to whom is the caller's business.
 //!
-//! Values are bfloat16. A block holds [`BLOCK`] tokens of all heads of one layer. Keys are transposed, `[head]
-//! [dim][token]`, so that one vector holds one dimension of all sixteen keys and a query's sixteen scores come out
-//! side by side; values are `[head][token][dim]`, with `dim` padded to whole vectors.
+//! A block holds [`BLOCK`] tokens of all heads of one layer, as bfloat16 or as eight-bit integers with a scale for
+//! each token and head. A dot product takes two elements at a time, so that two lie side by side wherever they are
+//! summed over: keys are `[head][pair of dims][token][2]`, values `[head][pair of tokens][dim][2]`. Dimensions that
+//! a head lacks, to be whole pairs or vectors, are zero and stay so.
 //!
 //! Source of the paging: vLLM, arXiv 2309.06180.
+
+mod write;
 
 use half::bf16;
 
@@ -62,26 +65,58 @@ pub struct AttentionSeq<'a> {
     pub table: &'a [u32],
 }
 
+/// How keys and values are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvFormat {
+    /// bfloat16.
+    #[default]
+    Bf16,
+    /// Eight-bit integers, with a scale for each token and head: about half the memory, and less exact.
+    Int8,
+}
+
+/// The elements of an arena.
+enum Store {
+    Bf16 { keys: Aligned<u16>, values: Aligned<u16> },
+    Int8 { keys: Aligned<u8>, values: Aligned<u8>, key_scales: Aligned<f32>, value_scales: Aligned<f32> },
+}
+
+/// One head's keys and values in one block.
+#[derive(Clone, Copy)]
+pub(crate) enum HeadBlock<'a> {
+    Bf16 { keys: &'a [u16], values: &'a [u16] },
+    Int8 { keys: &'a [u8], values: &'a [u8], key_scales: &'a [f32], value_scales: &'a [f32] },
+}
+
 /// Keys and values of all layers.
 pub struct KvArena {
     layers: usize,
     kv_heads: usize,
     head_dim: usize,
     blocks: usize,
-    keys: Aligned<u16>,
-    values: Aligned<u16>,
+    store: Store,
 }
 
 impl std::fmt::Debug for KvArena {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let KvArena { layers, kv_heads, head_dim, blocks, .. } = self;
-        write!(f, "KvArena({blocks} blocks, {layers} layers, {kv_heads} heads of {head_dim})")
+        write!(
+            f,
+            "KvArena({blocks} blocks, {layers} layers, {kv_heads} heads of {head_dim}, {:?})",
+            self.format()
+        )
     }
 }
 
 impl KvArena {
     /// An arena of `blocks` blocks. Its memory is zero and taken from the system only as it is written.
-    pub fn new(layers: usize, kv_heads: usize, head_dim: usize, blocks: usize) -> Result<KvArena, KvError> {
+    pub fn new(
+        layers: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        blocks: usize,
+        format: KvFormat,
+    ) -> Result<KvArena, KvError> {
         let bounded = |field, value, most| {
             if (1..=most).contains(&value) { Ok(()) } else { Err(KvError::Dimension { field, value, most }) }
         };
@@ -89,22 +124,27 @@ impl KvArena {
         bounded("kv_heads", kv_heads, 1 << 16)?;
         bounded("head_dim", head_dim, MAX_HEAD_DIM)?;
         bounded("blocks", blocks, u32::MAX as usize)?;
-        let key_len = layers * kv_heads * head_dim * BLOCK;
-        let value_len = layers * kv_heads * padded(head_dim) * BLOCK;
-        let make = |len: usize| len.checked_mul(blocks).and_then(Aligned::zeroed);
-        match (make(key_len), make(value_len)) {
-            (Some(keys), Some(values)) => Ok(KvArena { layers, kv_heads, head_dim, blocks, keys, values }),
-            _ => {
-                let bytes_per_block = KvArena::bytes_per_block(layers, kv_heads, head_dim);
+        let heads = (layers * kv_heads).checked_mul(blocks);
+        let len = |each: usize| heads.and_then(|heads| heads.checked_mul(each));
+        match Store::zeroed(len(key_len(head_dim)), len(value_len(head_dim)), len(BLOCK), format) {
+            Some(store) => Ok(KvArena { layers, kv_heads, head_dim, blocks, store }),
+            None => {
+                let bytes_per_block = KvArena::bytes_per_block(layers, kv_heads, head_dim, format);
                 Err(KvError::TooLarge { blocks, bytes_per_block })
             }
         }
     }
 
     /// What one block takes over all layers, in bytes; for sizing an arena before it is made.
-    pub fn bytes_per_block(layers: usize, kv_heads: usize, head_dim: usize) -> usize {
-        let token = head_dim.saturating_add(head_dim.next_multiple_of(16)).saturating_mul(2);
-        token.saturating_mul(BLOCK).saturating_mul(kv_heads).saturating_mul(layers)
+    pub fn bytes_per_block(layers: usize, kv_heads: usize, head_dim: usize, format: KvFormat) -> usize {
+        let elements = head_dim.saturating_add(1).saturating_mul(2 * BLOCK);
+        let elements =
+            if head_dim <= MAX_HEAD_DIM { key_len(head_dim) + value_len(head_dim) } else { elements };
+        let bytes = match format {
+            KvFormat::Bf16 => elements.saturating_mul(2),
+            KvFormat::Int8 => elements.saturating_add(2 * BLOCK * size_of::<f32>()),
+        };
+        bytes.saturating_mul(kv_heads).saturating_mul(layers)
     }
 
     /// Blocks in the arena.
@@ -127,56 +167,84 @@ impl KvArena {
         self.head_dim
     }
 
-    /// The memory the arena can come to take, in bytes.
-    pub fn bytes(&self) -> usize {
-        (self.keys.len() + self.values.len()) * 2
+    /// How keys and values are stored.
+    pub fn format(&self) -> KvFormat {
+        match self.store {
+            Store::Bf16 { .. } => KvFormat::Bf16,
+            Store::Int8 { .. } => KvFormat::Int8,
+        }
     }
 
-    /// Writes the keys and values of `rows.len()` tokens, `kv_heads * head_dim` each, rounded to bfloat16.
-    ///
-    /// # Panics
-    /// When a length does not fit, or a layer, block or slot is out of range.
-    pub fn write(&mut self, layer: usize, rows: &[KvRow], k: &[f32], v: &[f32]) {
-        let width = self.kv_heads * self.head_dim;
-        assert!(layer < self.layers, "layer is {layer}; the arena has {}", self.layers);
-        assert!(
-            k.len() == rows.len() * width && v.len() == k.len(),
-            "{} rows of {width} need as many keys and values; {} and {} were given",
-            rows.len(),
-            k.len(),
-            v.len()
-        );
-        let dim = self.head_dim;
-        let (key_block, value_block) = (width * BLOCK, self.kv_heads * padded(dim) * BLOCK);
-        for (row, (k, v)) in rows.iter().zip(k.chunks_exact(width).zip(v.chunks_exact(width))) {
-            let (block, slot) = (row.block as usize, row.slot as usize);
-            assert!(block < self.blocks, "block is {block}; the arena has {}", self.blocks);
-            assert!(slot < BLOCK, "slot is {slot}; a block has {BLOCK}");
-            let place = layer * self.blocks + block;
-            let keys = &mut self.keys[place * key_block..][..key_block];
-            for (element, &value) in keys.chunks_exact_mut(BLOCK).zip(k) {
-                element[slot] = bf16::from_f32(value).to_bits();
-            }
-            let values = &mut self.values[place * value_block..][..value_block];
-            let heads = values.chunks_exact_mut(padded(dim) * BLOCK).zip(v.chunks_exact(dim));
-            for (head, v) in heads {
-                for (element, &value) in head[slot * padded(dim)..].iter_mut().zip(v) {
-                    *element = bf16::from_f32(value).to_bits();
-                }
+    /// The memory the arena can come to take, in bytes.
+    pub fn bytes(&self) -> usize {
+        match &self.store {
+            Store::Bf16 { keys, values } => (keys.len() + values.len()) * 2,
+            Store::Int8 { keys, values, key_scales, value_scales } => {
+                keys.len() + values.len() + (key_scales.len() + value_scales.len()) * size_of::<f32>()
             }
         }
     }
 
-    /// The keys of one head in a block, `[dim][token]`.
-    pub(crate) fn keys(&self, layer: usize, block: u32, head: usize) -> &[u16] {
-        let len = self.head_dim * BLOCK;
-        &self.keys[((layer * self.blocks + block as usize) * self.kv_heads + head) * len..][..len]
+    /// The keys and values of one head in a block.
+    pub(crate) fn head_block(&self, layer: usize, block: u32, head: usize) -> HeadBlock<'_> {
+        let place = (layer * self.blocks + block as usize) * self.kv_heads + head;
+        let (key_len, value_len) = (key_len(self.head_dim), value_len(self.head_dim));
+        match &self.store {
+            Store::Bf16 { keys, values } => HeadBlock::Bf16 {
+                keys: &keys[place * key_len..][..key_len],
+                values: &values[place * value_len..][..value_len],
+            },
+            Store::Int8 { keys, values, key_scales, value_scales } => HeadBlock::Int8 {
+                keys: &keys[place * key_len..][..key_len],
+                values: &values[place * value_len..][..value_len],
+                key_scales: &key_scales[place * BLOCK..][..BLOCK],
+                value_scales: &value_scales[place * BLOCK..][..BLOCK],
+            },
+        }
+    }
+}
+
+impl Store {
+    /// A store of these many keys, values, and scales of each; `None` where there cannot be as many.
+    fn zeroed(
+        keys: Option<usize>,
+        values: Option<usize>,
+        scales: Option<usize>,
+        format: KvFormat,
+    ) -> Option<Store> {
+        Some(match format {
+            KvFormat::Bf16 => {
+                Store::Bf16 { keys: Aligned::zeroed(keys?)?, values: Aligned::zeroed(values?)? }
+            }
+            KvFormat::Int8 => Store::Int8 {
+                keys: Aligned::zeroed(keys?)?,
+                values: Aligned::zeroed(values?)?,
+                key_scales: Aligned::zeroed(scales?)?,
+                value_scales: Aligned::zeroed(scales?)?,
+            },
+        })
+    }
+}
+
+impl HeadBlock<'_> {
+    /// One element of one token's key.
+    pub(crate) fn key(&self, slot: usize, dim: usize) -> f32 {
+        let at = key_at(slot, dim);
+        match *self {
+            HeadBlock::Bf16 { keys, .. } => bf16::from_bits(keys[at]).to_f32(),
+            HeadBlock::Int8 { keys, key_scales, .. } => f32::from(keys[at].cast_signed()) * key_scales[slot],
+        }
     }
 
-    /// The values of one head in a block, `[token][padded dim]`.
-    pub(crate) fn values(&self, layer: usize, block: u32, head: usize) -> &[u16] {
-        let len = padded(self.head_dim) * BLOCK;
-        &self.values[((layer * self.blocks + block as usize) * self.kv_heads + head) * len..][..len]
+    /// One element of one token's value.
+    pub(crate) fn value(&self, slot: usize, dim: usize, head_dim: usize) -> f32 {
+        let at = value_at(slot, dim, head_dim);
+        match *self {
+            HeadBlock::Bf16 { values, .. } => bf16::from_bits(values[at]).to_f32(),
+            HeadBlock::Int8 { values, value_scales, .. } => {
+                f32::from(values[at].cast_signed()) * value_scales[slot]
+            }
+        }
     }
 }
 
@@ -185,49 +253,25 @@ pub(crate) fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(16)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_is_read_back_rounded_to_bfloat16() {
-        let mut arena = KvArena::new(2, 2, 5, 3).unwrap();
-        let k: Vec<f32> = (0..20).map(|i| i as f32 + 0.5).collect();
-        let v: Vec<f32> = (0..20).map(|i| -(i as f32)).collect();
-        arena.write(1, &[KvRow { block: 2, slot: 15 }, KvRow { block: 0, slot: 3 }], &k, &v);
-        for (row, (block, slot)) in [(2, 15), (0, 3)].into_iter().enumerate() {
-            for head in 0..2 {
-                for dim in 0..5 {
-                    let at = row * 10 + head * 5 + dim;
-                    let key = arena.keys(1, block, head)[dim * BLOCK + slot];
-                    let value = arena.values(1, block, head)[slot * 16 + dim];
-                    assert_eq!(bf16::from_bits(key).to_f32(), bf16::from_f32(k[at]).to_f32());
-                    assert_eq!(bf16::from_bits(value).to_f32(), bf16::from_f32(v[at]).to_f32());
-                }
-            }
-        }
-        assert!(arena.keys(0, 2, 0).iter().all(|&bits| bits == 0), "another layer was written");
-    }
-
-    #[test]
-    fn sizes_that_cannot_be_are_refused_by_name() {
-        let error = KvArena::new(0, 1, 64, 1).unwrap_err();
-        assert!(error.to_string().starts_with("layers is 0"), "{error}");
-        let error = KvArena::new(1 << 16, 1 << 16, 512, u32::MAX as usize).unwrap_err();
-        assert!(matches!(error, KvError::TooLarge { .. }), "{error}");
-        assert!(KvArena::new(1, 1, 513, 1).is_err());
-    }
-
-    #[test]
-    fn bytes_are_blocks_times_bytes_per_block() {
-        let arena = KvArena::new(3, 2, 40, 7).unwrap();
-        assert_eq!(arena.bytes(), 7 * KvArena::bytes_per_block(3, 2, 40));
-    }
-
-    #[test]
-    #[should_panic(expected = "slot is 16")]
-    fn a_slot_past_the_block_is_refused() {
-        let mut arena = KvArena::new(1, 1, 2, 1).unwrap();
-        arena.write(0, &[KvRow { block: 0, slot: 16 }], &[0.0; 2], &[0.0; 2]);
-    }
+/// Key elements of one head in a block.
+pub(crate) fn key_len(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(2) * BLOCK
 }
+
+/// Value elements of one head in a block.
+pub(crate) fn value_len(head_dim: usize) -> usize {
+    padded(head_dim) * BLOCK
+}
+
+/// Where one element of a key is among a head's in a block.
+pub(crate) fn key_at(slot: usize, dim: usize) -> usize {
+    dim / 2 * (2 * BLOCK) + slot * 2 + dim % 2
+}
+
+/// Where one element of a value is among a head's in a block.
+pub(crate) fn value_at(slot: usize, dim: usize, head_dim: usize) -> usize {
+    slot / 2 * (2 * padded(head_dim)) + dim * 2 + slot % 2
+}
+
+#[cfg(test)]
+mod tests;

@@ -22,10 +22,10 @@ pub mod rope;
 pub mod scalar;
 
 pub use dispatch::Isa;
-pub use kv::{AttentionSeq, BLOCK, KvArena, KvError, KvRow};
-pub use layout::{matrix, quant};
+pub use kv::{AttentionSeq, BLOCK, KvArena, KvError, KvFormat, KvRow};
 pub use layout::matrix::Matrix;
-pub use layout::rows::Precision;
 pub use layout::quant::{FillRow, Form, QuantRow, Scaling, Width};
+pub use layout::rows::Precision;
+pub use layout::{matrix, quant};
 pub use pool::Pool;
 pub use rope::{Rope, RopeLayout, RopeScaling};

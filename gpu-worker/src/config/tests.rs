@@ -21,6 +21,7 @@ fn defaults_leave_only_model_dependent_values_open() {
     assert!(settings.threads >= 1);
     assert_eq!((settings.kv_bytes, settings.context_tokens, settings.step_tokens), (None, None, None));
     assert_eq!(settings.context_for(2048), Ok(2048));
+    assert_eq!(settings.kv_format, KvFormat::Bf16);
 }
 
 #[test]
@@ -31,6 +32,12 @@ fn sizes_are_read_with_their_unit() {
     for wrong in ["", "2", "GiB", "-1GiB", "NaNB", "infB", "1e300GiB", "2 gib", "0B"] {
         assert!(parse_bytes(wrong).is_err(), "{wrong} was taken");
     }
+}
+
+#[test]
+fn the_form_of_the_cache_is_one_of_two() {
+    assert_eq!(resolve(&["--kv-format", "int8"]).expect("valid").kv_format, KvFormat::Int8);
+    assert!(parse_kv_format("fp8").is_err());
 }
 
 #[test]

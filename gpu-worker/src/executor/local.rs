@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use pons_checkpoint::{Checkpoint, ModelConfig};
-use pons_kernels::{Isa, KvArena, Pool};
+use pons_kernels::{Isa, KvArena, KvFormat, Pool};
 use pons_protocol::id::TokenId;
 use pons_protocol::inference::TokenLogprobs;
 
@@ -30,6 +30,8 @@ use crate::model::weights::Weights;
 pub struct LocalConfig {
     /// Compute threads, the engine thread included.
     pub threads: usize,
+    /// How keys and values are stored.
+    pub kv_format: KvFormat,
     /// KV blocks of [`crate::kv::BLOCK_TOKENS`] tokens; see [`bytes_per_block`] for what one takes.
     pub blocks: u32,
     /// Most sequences with state at the same time.
@@ -41,8 +43,8 @@ pub struct LocalConfig {
 }
 
 /// Bytes of one KV block over all layers of a model.
-pub fn bytes_per_block(config: &ModelConfig) -> usize {
-    KvArena::bytes_per_block(config.layers, config.kv_heads, config.head_dim)
+pub fn bytes_per_block(config: &ModelConfig, format: KvFormat) -> usize {
+    KvArena::bytes_per_block(config.layers, config.kv_heads, config.head_dim, format)
 }
 
 /// Runs plans on a backend in this process.
@@ -69,7 +71,8 @@ impl LocalExecutor<CpuBackend> {
         let rope = family::rope(model, config.context_tokens as usize);
         let weights = Weights::load(checkpoint, &shape, &CpuLoader::for_width(shape.hidden), config.threads)?;
         let pool = Arc::new(Pool::new(config.threads));
-        let backend = CpuBackend::new(Arc::clone(&pool), isa, &shape, rope, config.blocks as usize)?;
+        let backend =
+            CpuBackend::new(Arc::clone(&pool), isa, &shape, rope, config.blocks as usize, config.kv_format)?;
         let limits = ExecutorLimits {
             blocks: config.blocks,
             slots: config.slots,
@@ -77,7 +80,8 @@ impl LocalExecutor<CpuBackend> {
             context_tokens: config.context_tokens,
             vocab_size: shape.vocab_size as u32,
         };
-        let fingerprint = format!("{}-{}", checkpoint.fingerprint(), isa.name());
+        let stored = if config.kv_format == KvFormat::Int8 { "-kv8" } else { "" };
+        let fingerprint = format!("{}-{}{stored}", checkpoint.fingerprint(), isa.name());
         Ok(Self::new(Transformer::new(backend, shape, weights), pool, limits, fingerprint))
     }
 }

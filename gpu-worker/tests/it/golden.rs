@@ -6,6 +6,7 @@ use std::path::Path;
 use pons_gpu_worker::engine::Engine;
 use pons_gpu_worker::executor::{LocalConfig, LocalExecutor, RowOutput};
 use pons_gpu_worker::scheduler::SchedulerConfig;
+use pons_kernels::KvFormat;
 use pons_protocol::id::{SequenceId, TenantId};
 use pons_protocol::inference::{FinishReason, Submit, TokenLogprobs};
 use pons_protocol::sampling::{SamplingParams, StopParams};
@@ -43,7 +44,14 @@ fn golden(model: &str) -> Golden {
 }
 
 fn config(blocks: u32, threads: usize) -> LocalConfig {
-    LocalConfig { threads, blocks, slots: 32, step_tokens: 2048, context_tokens: 2048 }
+    LocalConfig {
+        threads,
+        kv_format: KvFormat::Bf16,
+        blocks,
+        slots: 32,
+        step_tokens: 2048,
+        context_tokens: 2048,
+    }
 }
 
 /// Differences from the golden log probabilities.

@@ -7,12 +7,19 @@ use pons_gpu_worker::executor::{
     ExecutorError, LocalConfig, LocalExecutor, ModelExecutor, NewSequence, PlanItem, RowOutput, StepPlan,
 };
 use pons_gpu_worker::grammar::{GrammarMatcher, Grammars, TokenText};
+use pons_kernels::KvFormat;
 use pons_protocol::sampling::{Grammar, SamplingParams, StopParams};
 
 use crate::tiny::{f32_bytes, write_changed, write_model};
 
-const CONFIG: LocalConfig =
-    LocalConfig { threads: 2, blocks: 8, slots: 4, step_tokens: 32, context_tokens: 64 };
+const CONFIG: LocalConfig = LocalConfig {
+    threads: 2,
+    kv_format: KvFormat::Bf16,
+    blocks: 8,
+    slots: 4,
+    step_tokens: 32,
+    context_tokens: 64,
+};
 const PROMPT: [u32; 5] = [9, 8, 7, 6, 5];
 
 fn executor_with(change: Option<&dyn Fn(Role, usize, f32) -> f32>) -> LocalExecutor {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use pons_checkpoint::{Checkpoint, ModelConfig, Role, RopeLayout};
 use pons_gpu_worker::executor::LocalConfig;
+use pons_kernels::KvFormat;
 use pons_protocol::inference::TokenLogprobs;
 
 use crate::drive::{Chunk, Driver};
@@ -142,7 +143,14 @@ fn log_softmax(x: &[f64]) -> Vec<f64> {
 fn assert_agrees(what: &str, path: &Path) {
     let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{what}: {error}"));
     let expected = Naive { checkpoint: &checkpoint, config: checkpoint.config() }.run(&TOKENS);
-    let config = LocalConfig { threads: 2, blocks: 16, slots: 2, step_tokens: 64, context_tokens: 128 };
+    let config = LocalConfig {
+        threads: 2,
+        kv_format: KvFormat::Bf16,
+        blocks: 16,
+        slots: 2,
+        step_tokens: 64,
+        context_tokens: 128,
+    };
     let mut driver = Driver::new(&checkpoint, config);
     let mut sequence = driver.start(&TOKENS, &[], &[]);
     let mut got: Vec<TokenLogprobs> = Vec::new();
@@ -200,7 +208,14 @@ fn a_packed_gguf_agrees_with_the_reference() {
     let checkpoint = Checkpoint::open(&path).expect("the model opens");
     let tokens = &TOKENS[..4];
     let expected = Naive { checkpoint: &checkpoint, config: checkpoint.config() }.run(tokens);
-    let config = LocalConfig { threads: 2, blocks: 4, slots: 1, step_tokens: 16, context_tokens: 64 };
+    let config = LocalConfig {
+        threads: 2,
+        kv_format: KvFormat::Bf16,
+        blocks: 4,
+        slots: 1,
+        step_tokens: 16,
+        context_tokens: 64,
+    };
     let mut driver = Driver::new(&checkpoint, config);
     let mut sequence = driver.start(tokens, &[], &[]);
     let chunk = Chunk { sequence: &mut sequence, tokens, sample: false, score: Some(Some(0)) };

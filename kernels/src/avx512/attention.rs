@@ -1,320 +1,428 @@
-//! Attention for AVX-512. The rule: what happens to one query in one block is the same however many queries share
-//! the block's keys; masked keys are not read into the result at all, so that whatever an earlier owner of the block
-//! left there, even a NaN, cannot show.
+//! Attention for AVX-512. The rule: what happens to one query in one segment is the same however many queries share
+//! its keys; masked keys are not read into the result at all, so that whatever an earlier owner of the block left
+//! there, even a NaN, cannot show.
+//!
+//! Queries and weights are rounded to bfloat16, as keys and values are, and multiplied in pairs. Where the processor
+//! lacks the instruction for that, the same products are made of `f32`.
 #![allow(unsafe_code)]
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over constant counts become registers; iterators hide that"
 )]
 
+mod kernel;
+
 use std::arch::x86_64::*;
+use std::cell::RefCell;
+use std::sync::OnceLock;
 
-use super::source::{fetch_lines, widen_bf16};
-use crate::kv::{BLOCK, padded};
-use crate::ops::{AttentionTile, Scene, Share};
+use kernel::{ABREAST, BROAD, Dot, LANES, Native, Values, Widened};
 
-/// Queries whose scores are in registers together.
-const ABREAST: usize = 8;
+use crate::kv::{BLOCK, HeadBlock, key_len, padded, value_len};
+use crate::layout::aligned::Aligned;
+use crate::ops::{AttentionTile, SEGMENT, SEGMENT_BLOCKS, Scene, Share};
+use crate::portable::attention::{self as portable, Progress};
 
-/// Elements of one vector.
-const LANES: usize = 16;
+/// Queries whose scores of a segment are kept together.
+const BUNDLE: usize = 24;
 
-/// What is known so far about the queries of a tile. Queries are numbered by row, then by head.
-struct Progress {
-    /// The queries, `[dim][query]`, so that those abreast lie side by side.
-    q: Vec<f32>,
-    /// The weighted values so far, `[query][padded dim]`.
-    sums: Vec<f32>,
-    /// The largest score so far.
-    most: Vec<f32>,
-    /// The weights so far, in one vector a query.
-    totals: Vec<[f32; LANES]>,
+/// Buffers of one thread, kept from call to call.
+#[derive(Default)]
+struct Scratch {
+    /// The queries, `[run][pair][ABREAST]`.
+    q: Grown<u32>,
+    /// Scores, then weights, `[query][SEGMENT]`.
+    scores: Grown<f32>,
+    /// Results of one segment, and of all so far.
+    partial: Grown<f32>,
+    running: Grown<f32>,
+    /// Keys of [`BROAD`] blocks, and values of a segment, as bfloat16.
+    keys: Grown<u16>,
+    values: Grown<u16>,
+    value_scales: Grown<f32>,
+}
+
+/// An aligned buffer that grows when it must.
+struct Grown<T>(Option<Aligned<T>>);
+
+impl<T> Default for Grown<T> {
+    fn default() -> Self {
+        Grown(None)
+    }
+}
+
+macro_rules! grown {
+    ($($type:ty),*) => {$(
+        impl Grown<$type> {
+            /// The first `len` numbers, whatever is in them.
+            fn take(&mut self, len: usize) -> &mut [$type] {
+                if self.0.as_ref().is_none_or(|buffer| buffer.len() < len) {
+                    self.0 = Aligned::zeroed(len);
+                }
+                let buffer = self.0.as_mut().expect("a tile's numbers are few enough to be addressed");
+                &mut buffer[..len]
+            }
+        }
+    )*};
+}
+
+grown!(u16, u32, f32);
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Whether the processor multiplies pairs of bfloat16.
+fn has_pairs() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| is_x86_feature_detected!("avx512bf16"))
+}
+
+/// Computes the outputs of one tile.
+pub(crate) fn whole(scene: &Scene<'_>, tile: &AttentionTile<'_>, out: Share<'_>) {
+    let (group, width) = (scene.group(), padded(scene.arena.head_dim()));
+    let count = tile.rows * group;
+    SCRATCH.with_borrow_mut(|scratch| {
+        let mut running = std::mem::take(&mut scratch.running);
+        let mut partial = std::mem::take(&mut scratch.partial);
+        let mut progress = Progress::in_buffer(running.take(count * (width + 2)), count, width);
+        let partial_part = partial.take(count * (width + 2));
+        progress.clear();
+        pack(scene, tile, scratch);
+        for segment in 0..tile.segments() {
+            run_segment(scene, tile, segment, scratch, partial_part);
+            let first = tile.first_query(group, segment);
+            // SAFETY: `Isa` has found the features before it chose this function.
+            unsafe { absorb(&mut progress, &Progress::read(partial_part, count, width), first, width) };
+        }
+        // SAFETY: as above.
+        unsafe { finish(&progress, scene, tile, out) };
+        (scratch.running, scratch.partial) = (running, partial);
+    });
+}
+
+/// Computes what one segment adds to a tile's outputs.
+pub(crate) fn one_segment(scene: &Scene<'_>, tile: &AttentionTile<'_>, segment: usize, partial: &mut [f32]) {
+    SCRATCH.with_borrow_mut(|scratch| {
+        pack(scene, tile, scratch);
+        run_segment(scene, tile, segment, scratch, partial);
+    });
+}
+
+/// Computes a tile's outputs from all its segments' results.
+pub(crate) fn merge(scene: &Scene<'_>, tile: &AttentionTile<'_>, partials: &[f32], out: Share<'_>) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    fn compiled(scene: &Scene<'_>, tile: &AttentionTile<'_>, partials: &[f32], out: Share<'_>) {
+        portable::merge(scene, tile, partials, out);
+    }
+    // SAFETY: `Isa` has found the features before it chose this function.
+    unsafe { compiled(scene, tile, partials, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+fn absorb(running: &mut Progress<&mut [f32]>, segment: &Progress<&[f32]>, first: usize, width: usize) {
+    running.absorb(segment, first, width);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+fn finish(running: &Progress<&mut [f32]>, scene: &Scene<'_>, tile: &AttentionTile<'_>, out: Share<'_>) {
+    running.finish(scene, tile, out);
+}
+
+/// Queries `0..count` in runs of at most [`ABREAST`], as equal as can be: the first query and the length of each.
+fn runs(count: usize) -> impl Iterator<Item = (usize, usize)> {
+    let runs = count.div_ceil(ABREAST);
+    (0..runs).map(move |run| (run * count / runs, (run + 1) * count / runs - run * count / runs))
+}
+
+/// Rounds a tile's queries to bfloat16, in the order in which they are used.
+fn pack(scene: &Scene<'_>, tile: &AttentionTile<'_>, scratch: &mut Scratch) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    fn compiled(scene: &Scene<'_>, tile: &AttentionTile<'_>, scratch: &mut Scratch) {
+        pack_runs(scene, tile, scratch);
+    }
+    // SAFETY: `Isa` has found the features before it chose this module.
+    unsafe { compiled(scene, tile, scratch) }
+}
+
+#[inline(always)]
+fn pack_runs(scene: &Scene<'_>, tile: &AttentionTile<'_>, scratch: &mut Scratch) {
+    let (dim, count) = (scene.arena.head_dim(), tile.rows * scene.group());
+    let pairs = dim.div_ceil(2);
+    let packed = scratch.q.take(count.div_ceil(ABREAST) * pairs * ABREAST);
+    for ((first, len), packed) in runs(count).zip(packed.chunks_exact_mut(pairs * ABREAST)) {
+        for n in 0..len {
+            let q = &scene.q[scene.at(tile, first + n)..][..dim];
+            for (q, packed) in q.chunks(2 * LANES).zip(packed.chunks_mut(LANES * ABREAST)) {
+                let mut row = [0.0; 2 * LANES];
+                row[..q.len()].copy_from_slice(q);
+                let mut bits = [0_u32; LANES];
+                // SAFETY: two vectors of numbers become one; the features are the caller's. Both ways to round give
+                // the same for what is not subnormal, so that the choice is left to the products.
+                unsafe {
+                    let low = _mm512_loadu_ps(row.as_ptr());
+                    let high = _mm512_loadu_ps(row.as_ptr().add(LANES));
+                    _mm512_storeu_si512(bits.as_mut_ptr().cast(), Widened::round(low, high));
+                }
+                for (place, &pair) in packed.chunks_mut(ABREAST).zip(&bits) {
+                    place[n] = pair;
+                }
+            }
+        }
+    }
+}
+
+/// One segment's keys and values of one head.
+struct Blocks<'a> {
+    keys: [&'a [u16]; SEGMENT_BLOCKS],
+    bytes: [&'a [u8]; SEGMENT_BLOCKS],
+    key_scales: [&'a [f32]; SEGMENT_BLOCKS],
+    values: [*const u16; SEGMENT_BLOCKS],
+    value_scales: Option<&'a [f32]>,
+    /// In the order of use, all blocks' keys, their values, and the next segment's first keys.
+    order: [*const u8; 2 * SEGMENT_BLOCKS + BROAD],
     count: usize,
-    dim: usize,
 }
 
-/// One block's keys and values, and the tile's place in relation to it.
-struct Block<'a> {
-    keys: &'a [u16],
-    values: &'a [u16],
-    /// The first key's position.
-    start: usize,
-    /// The first query's position.
-    position: usize,
-    /// Queries of one row.
-    group: usize,
-    scale: f32,
-}
-
-/// Weights of the queries abreast in one block, and how much their sums shrink before these are added.
-struct Weights {
-    by_query: [[f32; LANES]; ABREAST],
-    shrink: [f32; ABREAST],
-}
-
-/// Computes the outputs of one part.
-pub(crate) fn attention_tile(scene: &Scene<'_>, tile: &AttentionTile<'_>, out: Share<'_>) {
-    let dim = scene.arena.head_dim();
-    let group = scene.heads / scene.arena.kv_heads();
-    let at = |query: usize| {
-        let head = tile.kv_head * group + query % group;
-        ((tile.row + query / group) * scene.heads + head) * dim
-    };
-    let mut progress = Progress::new(tile.rows * group, dim);
-    for query in 0..progress.count {
-        for (d, &value) in scene.q[at(query)..][..dim].iter().enumerate() {
-            progress.q[d * progress.count + query] = value;
-        }
-    }
-    let last = (tile.position + tile.rows - 1) / BLOCK;
-    for (index, &id) in tile.table[..=last].iter().enumerate() {
-        if let Some(&next) = tile.table[..=last].get(index + 1) {
-            // Blocks lie anywhere, so that the processor cannot guess which comes next.
-            let keys = scene.arena.keys(scene.layer, next, tile.kv_head);
-            let values = scene.arena.values(scene.layer, next, tile.kv_head);
-            fetch_lines(keys.as_ptr(), size_of_val(keys));
-            fetch_lines(values.as_ptr(), size_of_val(values));
-        }
-        let block = Block {
-            keys: scene.arena.keys(scene.layer, id, tile.kv_head),
-            values: scene.arena.values(scene.layer, id, tile.kv_head),
-            start: index * BLOCK,
-            position: tile.position,
-            group,
-            scale: scene.scale,
-        };
-        // SAFETY: `Isa` has found the features before it chose this function.
-        unsafe { progress.attend(&block) };
-    }
-    for query in 0..progress.count {
-        // SAFETY: parts differ in rows or heads, so that no other part takes these elements.
-        let out = unsafe { out.slice(at(query), dim) };
-        let total = crate::portable::elementwise::tree_sum(progress.totals[query]);
-        for (out, &sum) in out.iter_mut().zip(&progress.sums[query * padded(dim)..]) {
-            *out = sum / total;
-        }
-    }
-}
-
-impl Progress {
-    fn new(count: usize, dim: usize) -> Progress {
-        Progress {
-            q: vec![0.0; count * dim],
-            sums: vec![0.0; count * padded(dim)],
-            most: vec![f32::NEG_INFINITY; count],
-            totals: vec![[0.0; LANES]; count],
-            count,
-            dim,
-        }
-    }
-
-    /// Takes a block into account for all queries that see any of it.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    fn attend(&mut self, block: &Block<'_>) {
-        let mut first = block.start.saturating_sub(block.position) * block.group;
-        while first < self.count {
-            let abreast = ABREAST.min(self.count - first);
-            match abreast {
-                1 => self.attend_abreast::<1>(block, first),
-                2 => self.attend_abreast::<2>(block, first),
-                3 => self.attend_abreast::<3>(block, first),
-                4 => self.attend_abreast::<4>(block, first),
-                5 => self.attend_abreast::<5>(block, first),
-                6 => self.attend_abreast::<6>(block, first),
-                7 => self.attend_abreast::<7>(block, first),
-                _ => self.attend_abreast::<ABREAST>(block, first),
-            }
-            first += abreast;
-        }
-    }
-
-    /// Queries `first..first + N`.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    fn attend_abreast<const N: usize>(&mut self, block: &Block<'_>, first: usize) {
-        let scores = self.scores::<N>(block, first);
-        let mut weights = Weights { by_query: [[0.0; LANES]; ABREAST], shrink: [0.0; ABREAST] };
-        for n in 0..N {
-            self.weigh(scores[n], block, first + n, n, &mut weights);
-        }
-        let (fewest, most) = (block.seen(first), block.seen(first + N - 1));
-        if fewest == most {
-            self.mix::<N>(block, first, most, 0, &weights);
-        } else {
-            for n in 0..N {
-                self.mix::<1>(block, first + n, block.seen(first + n), n, &weights);
-            }
-        }
-    }
-
-    /// The products of queries `first..first + N` with all keys of the block: two chains each, one over the even
-    /// dimensions and one over the odd, because a single query must not wait for each addition in turn.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    fn scores<const N: usize>(&self, block: &Block<'_>, first: usize) -> [__m512; N] {
-        assert!(block.keys.len() >= self.dim * BLOCK && first + N <= self.count);
-        assert!(self.q.len() == self.dim * self.count);
-        let mut even = [_mm512_setzero_ps(); N];
-        let mut odd = [_mm512_setzero_ps(); N];
-        // SAFETY: the assertions above keep all places inside their slices.
-        unsafe {
-            let (mut keys, mut q) = (block.keys.as_ptr(), self.q.as_ptr().add(first));
-            for _ in 0..self.dim / 2 {
-                let (key, next) = (widen_bf16(keys), widen_bf16(keys.add(BLOCK)));
-                for n in 0..N {
-                    even[n] = _mm512_fmadd_ps(_mm512_set1_ps(*q.add(n)), key, even[n]);
-                    odd[n] = _mm512_fmadd_ps(_mm512_set1_ps(*q.add(self.count + n)), next, odd[n]);
-                }
-                (keys, q) = (keys.wrapping_add(2 * BLOCK), q.wrapping_add(2 * self.count));
-            }
-            if self.dim % 2 == 1 {
-                let key = widen_bf16(keys);
-                for n in 0..N {
-                    even[n] = _mm512_fmadd_ps(_mm512_set1_ps(*q.add(n)), key, even[n]);
-                }
-            }
-        }
-        for n in 0..N {
-            even[n] = _mm512_add_ps(even[n], odd[n]);
-        }
-        even
-    }
-
-    /// From one query's products to its weights; only the first `seen` keys count.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    fn weigh(&mut self, scores: __m512, block: &Block<'_>, query: usize, n: usize, weights: &mut Weights) {
-        let mask = ((1_u32 << block.seen(query)) - 1) as __mmask16;
-        let nothing = _mm512_set1_ps(f32::NEG_INFINITY);
-        let scores = _mm512_mask_mul_ps(nothing, mask, scores, _mm512_set1_ps(block.scale));
-        let before = self.most[query];
-        let most = before.max(_mm512_reduce_max_ps(scores));
-        let weight = exp(_mm512_sub_ps(scores, _mm512_set1_ps(most)));
-        let shrink = exp(_mm512_set1_ps(before - most));
-        let total = &mut self.totals[query];
-        // SAFETY: a total and a query's weights are one vector long each.
-        unsafe {
-            let before = _mm512_loadu_ps(total.as_ptr());
-            _mm512_storeu_ps(total.as_mut_ptr(), _mm512_fmadd_ps(before, shrink, weight));
-            _mm512_storeu_ps(weights.by_query[n].as_mut_ptr(), weight);
-        }
-        self.most[query] = most;
-        weights.shrink[n] = _mm512_cvtss_f32(shrink);
-    }
-
-    /// Adds the block's first `seen` values to the sums of queries `first..first + N`, whose weights start at
-    /// `offset`: per element one chain over the values.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    fn mix<const N: usize>(
-        &mut self,
-        block: &Block<'_>,
-        first: usize,
-        seen: usize,
-        offset: usize,
-        weights: &Weights,
+fn run_segment(
+    scene: &Scene<'_>,
+    tile: &AttentionTile<'_>,
+    segment: usize,
+    scratch: &mut Scratch,
+    partial: &mut [f32],
+) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")]
+    fn native(
+        scene: &Scene<'_>,
+        tile: &AttentionTile<'_>,
+        segment: usize,
+        scratch: &mut Scratch,
+        partial: &mut [f32],
     ) {
-        let width = padded(self.dim);
-        assert!(block.values.len() >= seen * width && offset + N <= ABREAST);
-        assert!(self.sums.len() >= (first + N) * width && seen <= BLOCK);
-        for d in (0..width).step_by(LANES) {
-            // SAFETY: the assertions above keep all places inside their slices; `width` is whole vectors.
-            unsafe {
-                let at = self.sums.as_mut_ptr().add(first * width + d);
-                let mut sums = [_mm512_setzero_ps(); N];
-                for n in 0..N {
-                    let shrink = _mm512_set1_ps(weights.shrink[offset + n]);
-                    sums[n] = _mm512_mul_ps(_mm512_loadu_ps(at.add(n * width)), shrink);
+        attend::<Native>(scene, tile, segment, scratch, partial);
+    }
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    fn widened(
+        scene: &Scene<'_>,
+        tile: &AttentionTile<'_>,
+        segment: usize,
+        scratch: &mut Scratch,
+        partial: &mut [f32],
+    ) {
+        attend::<Widened>(scene, tile, segment, scratch, partial);
+    }
+    if has_pairs() {
+        // SAFETY: `Isa` has found most features before it chose this module, and `has_pairs` the last.
+        unsafe { native(scene, tile, segment, scratch, partial) }
+    } else {
+        // SAFETY: `Isa` has found the features before it chose this module.
+        unsafe { widened(scene, tile, segment, scratch, partial) }
+    }
+}
+
+/// Gathers the blocks of a segment; eight-bit values are unpacked.
+#[inline(always)]
+fn gather<'a>(
+    scene: &Scene<'a>,
+    tile: &AttentionTile<'_>,
+    segment: usize,
+    unpacked: &'a mut [u16],
+    scales: &'a mut [f32],
+) -> Blocks<'a> {
+    let table = tile.blocks(segment);
+    let len = value_len(scene.arena.head_dim());
+    let mut blocks = Blocks {
+        keys: [&[]; SEGMENT_BLOCKS],
+        bytes: [&[]; SEGMENT_BLOCKS],
+        key_scales: [&[]; SEGMENT_BLOCKS],
+        values: [std::ptr::null(); SEGMENT_BLOCKS],
+        value_scales: None,
+        order: [std::ptr::null(); 2 * SEGMENT_BLOCKS + BROAD],
+        count: table.len(),
+    };
+    for (index, &id) in table.iter().enumerate() {
+        match scene.arena.head_block(scene.layer, id, tile.kv_head) {
+            HeadBlock::Bf16 { keys, values } => {
+                blocks.keys[index] = keys;
+                blocks.values[index] = values.as_ptr();
+                blocks.order[index] = keys.as_ptr().cast();
+                blocks.order[table.len() + index] = values.as_ptr().cast();
+            }
+            HeadBlock::Int8 { keys, values, key_scales, value_scales } => {
+                let unpacked = &mut unpacked[index * len..][..len];
+                // SAFETY: both hold one block's values; the features are as for the caller.
+                unsafe { kernel::unpack(values.as_ptr(), unpacked.as_mut_ptr(), len) };
+                scales[index * BLOCK..][..BLOCK].copy_from_slice(value_scales);
+                blocks.values[index] = unpacked.as_ptr();
+                blocks.bytes[index] = keys;
+                blocks.key_scales[index] = key_scales;
+            }
+        }
+    }
+    for (index, &id) in tile.blocks(segment + 1).iter().take(BROAD).enumerate() {
+        let next = scene.arena.head_block(scene.layer, id, tile.kv_head);
+        if let HeadBlock::Bf16 { keys, .. } = next {
+            blocks.order[2 * table.len() + index] = keys.as_ptr().cast();
+        }
+    }
+    if scene.arena.format() == crate::KvFormat::Int8 {
+        blocks.value_scales = Some(scales);
+    }
+    blocks
+}
+
+/// Results of one segment for all queries of a tile.
+#[inline(always)]
+fn attend<D: Dot>(
+    scene: &Scene<'_>,
+    tile: &AttentionTile<'_>,
+    segment: usize,
+    scratch: &mut Scratch,
+    partial: &mut [f32],
+) {
+    let (dim, group) = (scene.arena.head_dim(), scene.group());
+    let (count, width, pairs) = (tile.rows * group, padded(dim), dim.div_ceil(2));
+    let eight_bit = scene.arena.format() == crate::KvFormat::Int8;
+    let unpacked = scratch.values.take(if eight_bit { SEGMENT_BLOCKS * value_len(dim) } else { 0 });
+    let scales = scratch.value_scales.take(if eight_bit { SEGMENT } else { 0 });
+    let blocks = gather(scene, tile, segment, unpacked, scales);
+    let unpacked_keys = scratch.keys.take(if eight_bit { BROAD * key_len(dim) } else { 0 });
+    let packed = scratch.q.take(count.div_ceil(ABREAST) * pairs * ABREAST);
+    let scores = scratch.scores.take(BUNDLE * SEGMENT);
+    let progress = Progress::in_buffer(partial, count, width);
+    let seen = |query: usize| tile.seen(query, group, segment);
+    let mut all = runs(count).zip(packed.chunks_exact(pairs * ABREAST)).peekable();
+    while all.peek().is_some() {
+        let mut bundle = [((0, 0), &[][..]); BUNDLE / ABREAST];
+        let mut len = 0;
+        while let Some(run) = if len < bundle.len() { all.next() } else { None } {
+            if seen(run.0.0 + run.0.1 - 1) > 0 {
+                (bundle[len], len) = ((run.0, run.1), len + 1);
+            }
+        }
+        let bundle = &bundle[..len];
+        score_bundle::<D>(scene, bundle, &seen, &blocks, unpacked_keys, scores);
+        for (index, &((first, len), _)) in bundle.iter().enumerate() {
+            let mut seen_by = [0; ABREAST];
+            let scores = &mut scores[index * ABREAST * SEGMENT..];
+            for n in 0..len {
+                seen_by[n] = seen(first + n);
+                if seen_by[n] > 0 {
+                    let row = scores[n * SEGMENT..][..SEGMENT].as_mut_ptr();
+                    // SAFETY: the row is a segment long; a segment's scales are too.
+                    let result = unsafe { kernel::weigh::<D>(row, seen_by[n], blocks.value_scales) };
+                    (progress.most[first + n], progress.totals[first + n]) = result;
                 }
-                let by_query = weights.by_query.as_ptr().add(offset);
-                for token in 0..seen {
-                    let values = widen_bf16(block.values.as_ptr().add(token * width + d));
-                    for n in 0..N {
-                        let weight = _mm512_set1_ps((*by_query.add(n))[token]);
-                        sums[n] = _mm512_fmadd_ps(weight, values, sums[n]);
-                    }
+            }
+            let sums = &mut progress.sums[first * width..][..len * width];
+            mix_run::<D>(&blocks, scores, len, &seen_by, sums, index == 0);
+        }
+    }
+}
+
+/// Calls `$function::<D, n, broad, fetch>` for the counts at hand.
+macro_rules! for_counts {
+    ($function:ident, $n:expr, $broad:expr, $fetch:expr, $arguments:tt) => {
+        if $fetch {
+            for_counts!(@n $function, $n, $broad, true, $arguments, 1 2 3 4 5 6)
+        } else {
+            for_counts!(@n $function, $n, $broad, false, $arguments, 1 2 3 4 5 6)
+        }
+    };
+    (@n $function:ident, $n:expr, $broad:expr, $fetch:literal, $arguments:tt, $($count:literal)*) => {
+        match $n {
+            $($count => for_counts!(@broad $function, $count, $broad, $fetch, $arguments),)*
+            _ => unreachable!("a run has one to six queries"),
+        }
+    };
+    (@broad $function:ident, $count:literal, $broad:expr, $fetch:literal, ($($argument:expr),*)) => {
+        match $broad {
+            1 => kernel::$function::<D, $count, 1, $fetch>($($argument),*),
+            2 => kernel::$function::<D, $count, 2, $fetch>($($argument),*),
+            3 => kernel::$function::<D, $count, 3, $fetch>($($argument),*),
+            _ => kernel::$function::<D, $count, 4, $fetch>($($argument),*),
+        }
+    };
+}
+
+/// A run's first query and length, and its packed queries.
+type Run<'a> = ((usize, usize), &'a [u32]);
+
+/// The scores of a bundle of queries, each with all blocks of which it sees something.
+#[inline(always)]
+fn score_bundle<D: Dot>(
+    scene: &Scene<'_>,
+    bundle: &[Run<'_>],
+    seen: &dyn Fn(usize) -> usize,
+    blocks: &Blocks<'_>,
+    unpacked: &mut [u16],
+    scores: &mut [f32],
+) {
+    let (dim, scale) = (scene.arena.head_dim(), scene.scale * std::f32::consts::LOG2_E);
+    let len = key_len(dim);
+    assert!(bundle.len() * ABREAST * SEGMENT <= scores.len());
+    for first_block in (0..blocks.count).step_by(BROAD) {
+        let broad = BROAD.min(blocks.count - first_block);
+        let mut keys = [std::ptr::null(); BROAD];
+        // SAFETY: a plain broadcast; the features are the caller's.
+        let mut factors = [unsafe { _mm512_set1_ps(scale) }; BROAD];
+        let mut ahead = [std::ptr::null(); BROAD];
+        for b in 0..broad {
+            let block = first_block + b;
+            keys[b] = blocks.keys[block].as_ptr();
+            ahead[b] = blocks.order[block + BROAD];
+            if blocks.value_scales.is_some() {
+                let unpacked = &mut unpacked[b * len..][..len];
+                // SAFETY: both hold one block's keys, and a block has a vector of scales.
+                unsafe {
+                    kernel::unpack(blocks.bytes[block].as_ptr(), unpacked.as_mut_ptr(), len);
+                    let scales = _mm512_loadu_ps(blocks.key_scales[block].as_ptr());
+                    factors[b] = _mm512_mul_ps(factors[b], scales);
                 }
-                for n in 0..N {
-                    _mm512_storeu_ps(at.add(n * width), sums[n]);
+                keys[b] = unpacked.as_ptr();
+            }
+        }
+        for (index, &((first, len), q)) in bundle.iter().enumerate() {
+            let needed = seen(first + len - 1).div_ceil(BLOCK).saturating_sub(first_block).min(broad);
+            if needed > 0 {
+                let out = scores[index * ABREAST * SEGMENT + first_block * BLOCK..].as_mut_ptr();
+                // SAFETY: `q` holds all pairs of a run, each block's keys are whole, and the scores of a run's
+                // queries are in bounds by the assertion above.
+                unsafe {
+                    for_counts!(
+                        scores,
+                        len,
+                        needed,
+                        index == 0,
+                        (q.as_ptr(), &keys, &ahead, dim.div_ceil(2), &factors, out)
+                    );
                 }
             }
         }
     }
 }
 
-impl Block<'_> {
-    /// How many of the block's keys a query sees; at least one.
-    fn seen(&self, query: usize) -> usize {
-        (self.position + query / self.group + 1 - self.start).min(BLOCK)
-    }
-}
-
-/// `exp(x)` of numbers that are at most zero (or NaN): within two units in the last place, exactly 1 at 0, and 0
-/// where the result would be subnormal. Lanes do not know of each other.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-fn exp(x: __m512) -> __m512 {
-    let least = _mm512_set1_ps(-87.33);
-    let whole = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_mul_ps(
-        x,
-        _mm512_set1_ps(std::f32::consts::LOG2_E),
-    ));
-    // ln 2 in two pieces; the first has so few bits that its multiples are exact.
-    let rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(355.0 / 512.0), x);
-    let rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(-2.121_944_4e-4), rest);
-    let mut sum = _mm512_set1_ps(1.987_569_1e-4);
-    for factor in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
-        sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(factor));
-    }
-    let mantissa = _mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), rest);
-    let result = _mm512_scalef_ps(_mm512_add_ps(mantissa, _mm512_set1_ps(1.0)), whole);
-    // An unordered comparison keeps NaN.
-    let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, least);
-    _mm512_maskz_mov_ps(kept, result)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// [`exp`] of each number, in the lane that its index names.
-    fn each(numbers: &[f32]) -> Vec<f32> {
-        let mut out = Vec::new();
-        for chunk in numbers.chunks(LANES) {
-            let (mut from, mut to) = ([0.0_f32; LANES], [0.0_f32; LANES]);
-            from[..chunk.len()].copy_from_slice(chunk);
-            // SAFETY: the tests below ask for the features first; both arrays are one vector long.
-            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), exp(_mm512_loadu_ps(from.as_ptr()))) };
-            out.extend_from_slice(&to[..chunk.len()]);
+/// The sums of values of one run of queries.
+#[inline(always)]
+fn mix_run<D: Dot>(
+    blocks: &Blocks<'_>,
+    weights: &[f32],
+    len: usize,
+    seen: &[usize; ABREAST],
+    sums: &mut [f32],
+    fetch: bool,
+) {
+    let width = sums.len() / len;
+    let mut ahead = [std::ptr::null(); SEGMENT_BLOCKS];
+    ahead[..blocks.count].copy_from_slice(&blocks.order[blocks.count + BROAD..][..blocks.count]);
+    let values = Values { blocks: &blocks.values, ahead: &ahead, width };
+    assert!(weights.len() >= len * SEGMENT && sums.len() >= len * width && len <= ABREAST);
+    let weights: *const u32 = weights.as_ptr().cast();
+    for first in (0..width).step_by(BROAD * LANES) {
+        let broad = ((width - first) / LANES).min(BROAD);
+        // SAFETY: weights and sums are there by the assertion above; nobody sees more than the segment's blocks.
+        unsafe {
+            for_counts!(mix, len, broad, fetch, (weights, &values, first, seen, sums.as_mut_ptr()));
         }
-        out
-    }
-
-    fn usable() -> bool {
-        crate::Isa::Avx512.runs_avx512()
-    }
-
-    #[test]
-    fn exp_is_within_two_units_in_the_last_place_whatever_the_lane() {
-        if !usable() {
-            return;
-        }
-        let numbers: Vec<f32> = (0..1_000_000).map(|step| step as f32 * (-87.3 / 1_000_000.0)).collect();
-        let results = each(&numbers);
-        for (&x, &got) in numbers.iter().zip(&results) {
-            let exact = f64::from(x).exp();
-            assert!((f64::from(got) - exact).abs() <= 2.0 * f64::from(f32::EPSILON) * exact, "{x}: {got}");
-        }
-        // The same numbers one lane further on.
-        assert!(each(&numbers[1..]) == results[1..]);
-    }
-
-    #[test]
-    fn exp_keeps_its_promises_at_the_edges() {
-        if !usable() {
-            return;
-        }
-        let results = each(&[0.0, -0.0, f32::NEG_INFINITY, -1e30, -88.0, f32::NAN]);
-        assert_eq!(results[..5], [1.0, 1.0, 0.0, 0.0, 0.0]);
-        assert!(results[5].is_nan());
     }
 }

@@ -2,12 +2,11 @@
 //! features they are compiled for.
 #![allow(unsafe_code)]
 
-mod attention;
+pub(crate) mod attention;
 mod digits;
 mod matmul;
 mod quantised;
 mod source;
 
-pub(crate) use attention::attention_tile;
 pub(crate) use matmul::matmul_tile;
 pub(crate) use quantised::quantised_tile;

@@ -11,7 +11,7 @@ mod share;
 pub use activations::Activations;
 pub(crate) use activations::{Run, quantise_rows};
 pub use attention::attention;
-pub(crate) use attention::{Scene, Tile as AttentionTile};
+pub(crate) use attention::{SEGMENT, SEGMENT_BLOCKS, Scene, Tile as AttentionTile};
 pub use elementwise::{rms_norm, rope};
 pub(crate) use matmul::{Product, Tile as ProductTile};
 pub use matmul::{Projection, matmul, matmul_bias, project, project_gated};

@@ -2,12 +2,11 @@
 //! forms, in arrays that a compiler turns into whatever vectors the machine has; no fused multiply-add, which
 //! without the instruction is a slow library call.
 
-mod attention;
+pub(crate) mod attention;
 pub(crate) mod elementwise;
 mod matmul;
 pub(crate) mod quantise;
 mod quantised;
 
-pub(crate) use attention::attention_tile;
 pub(crate) use matmul::matmul_tile;
 pub(crate) use quantised::quantised_tile;

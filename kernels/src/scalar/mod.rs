@@ -88,7 +88,6 @@ pub fn attention(
     out: &mut [f32],
 ) {
     let dim = arena.head_dim();
-    let read = |bits: u16| f64::from(half::bf16::from_bits(bits).to_f32());
     for seq in seqs {
         for row in 0..seq.rows {
             let position = seq.start as usize + row;
@@ -97,8 +96,8 @@ pub fn attention(
                 let at = ((seq.first_row + row) * heads + head) * dim;
                 let query = &q[at..at + dim];
                 let score = |token: usize| {
-                    let keys = arena.keys(layer, seq.table[token / BLOCK], kv_head);
-                    let key = |d: usize| read(keys[d * BLOCK + token % BLOCK]);
+                    let block = arena.head_block(layer, seq.table[token / BLOCK], kv_head);
+                    let key = |d: usize| f64::from(block.key(token % BLOCK, d));
                     (0..dim).map(|d| f64::from(query[d]) * key(d)).sum::<f64>() * f64::from(scale)
                 };
                 let scores: Vec<f64> = (0..=position).map(score).collect();
@@ -107,8 +106,8 @@ pub fn attention(
                 let total: f64 = weights.iter().sum();
                 for d in 0..dim {
                     let value = |token: usize| {
-                        let values = arena.values(layer, seq.table[token / BLOCK], kv_head);
-                        read(values[token % BLOCK * crate::kv::padded(dim) + d])
+                        let block = arena.head_block(layer, seq.table[token / BLOCK], kv_head);
+                        f64::from(block.value(token % BLOCK, d, dim))
                     };
                     let sum: f64 = weights.iter().enumerate().map(|(t, weight)| weight * value(t)).sum();
                     out[at + d] = (sum / total) as f32;

@@ -1,6 +1,6 @@
 //! Bit for bit: a row's result has nothing to do with its company, the threads, or where a chunk starts.
 
-use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvRow, Pool, ops};
+use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvFormat, KvRow, Pool, ops};
 use proptest::prelude::*;
 
 use crate::numbers::{FORMATS, Numbers, matrix};
@@ -75,10 +75,10 @@ struct Story {
     len: usize,
 }
 
-fn story(heads: usize, kv_heads: usize, dim: usize, len: usize, seed: u64) -> Story {
+fn story(format: KvFormat, heads: usize, kv_heads: usize, dim: usize, len: usize, seed: u64) -> Story {
     let mut numbers = Numbers(seed);
     let used = len.div_ceil(BLOCK);
-    let mut arena = KvArena::new(2, kv_heads, dim, used + 3).expect("the sizes are in bounds");
+    let mut arena = KvArena::new(2, kv_heads, dim, used + 3, format).expect("the sizes are in bounds");
     let mut table: Vec<u32> = (0..used as u32 + 3).collect();
     for index in (1..table.len()).rev() {
         table.swap(index, (numbers.next_u64() % (index as u64 + 1)) as usize);
@@ -87,12 +87,12 @@ fn story(heads: usize, kv_heads: usize, dim: usize, len: usize, seed: u64) -> St
     for block in 0..arena.blocks() as u32 {
         let rows: Vec<KvRow> = (0..BLOCK as u32).map(|slot| KvRow { block, slot }).collect();
         let poison = vec![f32::NAN; BLOCK * kv_heads * dim];
-        arena.write(1, &rows, &poison, &poison);
+        arena.write(&Pool::new(1), Isa::detect(), 1, &rows, &poison, &poison);
     }
     let place = |position: usize| KvRow { block: table[position / BLOCK], slot: (position % BLOCK) as u32 };
     let rows: Vec<KvRow> = (0..len).map(place).collect();
     let (k, v) = (numbers.units(len * kv_heads * dim), numbers.units(len * kv_heads * dim));
-    arena.write(1, &rows, &k, &v);
+    arena.write(&Pool::new(1), Isa::detect(), 1, &rows, &k, &v);
     let q = numbers.units(len * heads * dim).into_iter().map(|q| q * 3.0).collect();
     table.truncate(used);
     Story { arena, table, q, heads, dim, len }
@@ -119,12 +119,14 @@ proptest! {
         group in 1_usize..8,
         kv_heads in 1_usize..4,
         dim in 1_usize..130,
-        len in 1_usize..120,
+        len in prop_oneof![3 => 1_usize..120, 1 => 230_usize..600],
+        eight_bit: bool,
         cuts in proptest::collection::vec(0.0_f64..1.0, 0..5),
         threads in 1_usize..4,
         seed: u64,
     ) {
-        let story = story(group * kv_heads, kv_heads, dim, len, seed);
+        let format = if eight_bit { KvFormat::Int8 } else { KvFormat::Bf16 };
+        let story = story(format, group * kv_heads, kv_heads, dim, len, seed);
         let pool = Pool::new(threads);
         let mut ends: Vec<usize> = cuts.iter().map(|cut| (cut * len as f64) as usize).collect();
         ends.extend([0, len]);
@@ -141,7 +143,7 @@ proptest! {
 #[test]
 fn attention_is_the_same_alone_and_among_other_sequences() {
     let (heads, kv_heads, dim) = (6, 2, 64);
-    let story = story(heads, kv_heads, dim, 100, 5);
+    let story = story(KvFormat::Bf16, heads, kv_heads, dim, 100, 5);
     let width = heads * dim;
     let pool = Pool::new(3);
     // Row counts and starts of several "sequences" that read the same blocks.
@@ -158,5 +160,49 @@ fn attention_is_the_same_alone_and_among_other_sequences() {
         let mut out = vec![0.0; rows * width];
         ops::attention(&pool, isa, &story.arena, 1, &q, heads, &seqs, 0.125, &mut out);
         assert!(bits(&out) == expected, "{isa:?}");
+    }
+}
+
+#[test]
+fn one_long_row_is_the_same_on_any_number_of_threads_and_as_part_of_a_chunk() {
+    for format in [KvFormat::Bf16, KvFormat::Int8] {
+        for (group, kv_heads, dim) in [(3, 3, 64), (7, 1, 80), (1, 2, 40), (6, 1, 128)] {
+            let len = 1500;
+            let story = story(format, group * kv_heads, kv_heads, dim, len, 31);
+            for isa in Isa::usable() {
+                let width = story.heads * dim;
+                let first = len - 70;
+                let chunk = story.chunk(&Pool::new(1), isa, first, 70);
+                for threads in [1, 2, 3, 8] {
+                    let pool = Pool::new(threads);
+                    for row in [first, 1470, len - 1] {
+                        let alone = story.chunk(&pool, isa, row, 1);
+                        let among = &chunk[(row - first) * width..][..width];
+                        assert!(alone == among, "{format:?} {isa:?} {threads} {row} {dim}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_later_token_that_is_no_number_does_not_reach_an_earlier_row() {
+    for format in [KvFormat::Bf16, KvFormat::Int8] {
+        let mut story = story(format, 6, 2, 64, 300, 8);
+        for isa in Isa::usable() {
+            let before = story.chunk(&Pool::new(2), isa, 0, 270);
+            for position in 270..300 {
+                let place = KvRow { block: story.table[position / BLOCK], slot: (position % BLOCK) as u32 };
+                let broken = [f32::INFINITY; 128];
+                story.arena.write(&Pool::new(1), isa, 1, &[place], &broken, &broken);
+            }
+            let width = 6 * 64;
+            let mut out = vec![0.0; 300 * width];
+            let seq = AttentionSeq { first_row: 0, rows: 300, start: 0, table: &story.table };
+            ops::attention(&Pool::new(2), isa, &story.arena, 1, &story.q, 6, &[seq], 0.125, &mut out);
+            assert!(bits(&out[..270 * width]) == before, "{format:?} {isa:?}");
+            assert!(out[299 * width..].iter().all(|value| !value.is_finite()), "{format:?} {isa:?}");
+        }
     }
 }

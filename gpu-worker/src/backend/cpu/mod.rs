@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use pons_kernels::ops::{self, Activations, Projection};
-use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvError, KvRow, Matrix, Pool, Rope};
+use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvError, KvFormat, KvRow, Matrix, Pool, Rope};
 
 use crate::backend::Backend;
 use crate::model::batch::StepBatch;
@@ -27,15 +27,22 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Reserves `blocks` KV blocks for a model of this shape.
+    /// Reserves `blocks` KV blocks, stored as `format`, for a model of this shape.
     ///
     /// # Errors
     /// Sizes the arena can't have.
-    pub fn new(pool: Arc<Pool>, isa: Isa, shape: &Shape, rope: Rope, blocks: usize) -> Result<Self, KvError> {
+    pub fn new(
+        pool: Arc<Pool>,
+        isa: Isa,
+        shape: &Shape,
+        rope: Rope,
+        blocks: usize,
+        format: KvFormat,
+    ) -> Result<Self, KvError> {
         Ok(Self {
             pool,
             isa,
-            arena: KvArena::new(shape.layers, shape.kv_heads, shape.head_dim, blocks)?,
+            arena: KvArena::new(shape.layers, shape.kv_heads, shape.head_dim, blocks, format)?,
             rope,
             heads: shape.heads,
             attention_scale: shape.attention_scale(),
@@ -118,7 +125,7 @@ impl Backend for CpuBackend {
     }
 
     fn store(&mut self, layer: usize, keys: &Activations, values: &Activations) {
-        self.arena.write(layer, &self.kv_rows, keys.values(), values.values());
+        self.arena.write(&self.pool, self.isa, layer, &self.kv_rows, keys.values(), values.values());
     }
 
     fn attend(&self, layer: usize, queries: &Activations, out: &mut Activations) {
