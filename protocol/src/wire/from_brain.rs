@@ -10,8 +10,8 @@ use crate::capacity::Capacity;
 use crate::error::ProtocolError;
 use crate::id::{SequenceId, TokenId};
 use crate::inference::{
-    BrainHello, Calibration, Finish, FinishReason, FromBrain, RejectReason, Rejection, SequenceOutput, StepOutput,
-    TokenLogprobs,
+    BrainHello, Calibration, Finish, FinishReason, FromBrain, RejectReason, Rejection, SequenceOutput,
+    StepOutput, TokenLogprobs,
 };
 
 const KIND: &str = "brain-to-gateway";
