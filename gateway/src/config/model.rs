@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::path::PathBuf;
 
 /// P99s that are declared where the file declares none, and the largest that can be.
-pub const DEFAULT_P99_TTFT_MS: u32 = 800;
+const DEFAULT_P99_TTFT_MS: u32 = 800;
 /// See [`DEFAULT_P99_TTFT_MS`].
-pub const DEFAULT_P99_ITL_MS: u32 = 100;
+const DEFAULT_P99_ITL_MS: u32 = 100;
 const MOST_TTFT_MS: u32 = 600_000;
 const MOST_ITL_MS: u32 = 60_000;
 
