@@ -205,6 +205,7 @@ impl Link {
             block_tokens: 16,
             blocks_total: 1 << 16,
             step_tokens: 1 << 14,
+            calibration: None,
         }
     }
 

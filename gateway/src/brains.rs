@@ -217,6 +217,9 @@ fn arguments(
     option("max-sequences", model.max_sequences.map(|value| value.to_string()));
     option("step-tokens", model.step_tokens.map(|value| value.to_string()));
     option("max-waiting", model.max_waiting.map(|value| value.to_string()));
+    option("p99-ttft-ms", Some(model.p99_ttft_ms.to_string()));
+    option("p99-itl-ms", Some(model.p99_itl_ms.to_string()));
+    option("calibration-dir", Some(config.state_dir.join("calibration").display().to_string()));
     arguments
 }
 
@@ -262,7 +265,7 @@ mod tests {
     fn hung(connected: bool, heard_ms: u64, step_age_ms: u64, age_s: u64) -> bool {
         let capacity = Capacity { step_age_ms, ..Capacity::default() };
         let model = String::new();
-        let brain = BrainStatus { model, connected, capacity, last_heard_age_ms: heard_ms };
+        let brain = BrainStatus { model, connected, capacity, last_heard_age_ms: heard_ms, hello: None };
         is_hung(&brain, Duration::from_secs(age_s))
     }
 

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use pons_kernels::KvFormat;
 
+use crate::sizing::{Given, MOST_SEQUENCES, Targets};
+
 /// Most threads that make sense on one machine.
 const MAX_THREADS: usize = 1024;
 /// Most sequences that run at the same time.
@@ -50,29 +52,39 @@ pub struct Arguments {
     #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = parse_kv_format)]
     pub kv_format: KvFormat,
 
-    /// Most sequences that run at the same time
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub max_sequences: u32,
+    /// Most sequences that run at the same time [default: measured at start for the P99 targets]
+    #[arg(long, value_name = "N")]
+    pub max_sequences: Option<u32>,
 
     /// Most tokens of prompt and output together [default: the model's own]
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<u32>,
 
-    /// Most tokens of one step [default: measured at start for the inter-token target]
+    /// Most tokens of one step [default: measured at start for the P99 targets]
     #[arg(long, value_name = "TOKENS")]
     pub step_tokens: Option<u32>,
 
-    /// Time between two tokens of a stream that prompt work beside it should keep to
-    #[arg(long, value_name = "MS", default_value_t = 100)]
-    pub inter_token_target_ms: u32,
+    /// Declared P99 of the time to the first token; it bounds steps of prompts alone and the prompts that wait
+    #[arg(long, value_name = "MS", default_value_t = 800)]
+    pub p99_ttft_ms: u32,
+
+    /// Declared P99 of the time between two tokens; it bounds the sequences that run and the prompts beside them
+    #[arg(long, value_name = "MS", default_value_t = 100, alias = "inter-token-target-ms")]
+    pub p99_itl_ms: u32,
+
+    /// Where measurements of the device are kept between starts [default: pons/calibration in the platform's
+    /// cache directory]
+    #[arg(long, value_name = "DIR")]
+    pub calibration_dir: Option<PathBuf>,
 
     /// Most sequences that may wait; further ones are refused at once
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub max_waiting: u32,
 
-    /// Most prompt tokens that may wait; further ones are refused at once
-    #[arg(long, value_name = "TOKENS", default_value_t = 2_000_000)]
-    pub max_waiting_tokens: u64,
+    /// Most prompt tokens that may wait; further ones are refused at once [default: measured at start for the
+    /// P99 targets]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_waiting_tokens: Option<u64>,
 
     /// Seconds that sequences get to finish after SIGTERM
     #[arg(long, value_name = "S", default_value_t = 30)]
@@ -136,18 +148,22 @@ pub struct Settings {
     pub kv_bytes: Option<u64>,
     /// How the KV cache is stored.
     pub kv_format: KvFormat,
-    /// Most sequences that run.
-    pub max_sequences: u32,
+    /// Most sequences that run, if it is not to be measured.
+    pub max_sequences: Option<u32>,
     /// Context, if not the model's own.
     pub context_tokens: Option<u32>,
     /// Step budget, if it is not to be measured.
     pub step_tokens: Option<u32>,
-    /// Time between two tokens to keep to.
-    pub inter_token_target_ms: u32,
+    /// Declared P99 of the time to the first token.
+    pub p99_ttft_ms: u32,
+    /// Declared P99 of the time between two tokens.
+    pub p99_itl_ms: u32,
+    /// Where calibrations are kept; none where the platform has no such place.
+    pub calibration_dir: Option<PathBuf>,
     /// Most sequences that wait.
     pub max_waiting: u32,
-    /// Most prompt tokens that wait.
-    pub max_waiting_tokens: u64,
+    /// Most prompt tokens that wait, if it is not to be measured.
+    pub max_waiting_tokens: Option<u64>,
     /// Seconds that a drain may take.
     pub drain_seconds: u32,
     /// End with the parent process.
@@ -174,27 +190,33 @@ impl Settings {
         if raw.model.is_empty() {
             return Err(error("model", "empty", "give a model name, a .gguf file or a model directory"));
         }
-        if let Some(tokens) = raw.step_tokens.filter(|tokens| *tokens < raw.max_sequences) {
-            let remedy = format!("give at least {}, one for each of --max-sequences", raw.max_sequences);
+        if let (Some(tokens), Some(sequences)) = (raw.step_tokens, raw.max_sequences)
+            && tokens < sequences
+        {
+            let remedy = format!("give at least {sequences}, one for each of --max-sequences");
             return Err(error("step-tokens", tokens, remedy));
         }
+        let optional = |field, value: Option<u32>, least, most| {
+            value.map(|value| within(field, value, least, most)).transpose()
+        };
         Ok(Self {
             listen: parse_listen(&raw.listen)?,
             threads,
             kv_bytes: raw.kv_memory.as_deref().map(parse_bytes).transpose()?,
             kv_format: raw.kv_format,
-            max_sequences: within("max-sequences", raw.max_sequences, 1, MAX_SEQUENCES)?,
-            context_tokens: raw
-                .context
-                .map(|tokens| within("context", tokens, 32, u32::MAX / 2))
-                .transpose()?,
-            step_tokens: raw
-                .step_tokens
-                .map(|tokens| within("step-tokens", tokens, MIN_STEP_TOKENS, MAX_STEP_TOKENS))
-                .transpose()?,
-            inter_token_target_ms: within("inter-token-target-ms", raw.inter_token_target_ms, 1, 60_000)?,
+            max_sequences: optional("max-sequences", raw.max_sequences, 1, MAX_SEQUENCES)?,
+            context_tokens: optional("context", raw.context, 32, u32::MAX / 2)?,
+            step_tokens: optional("step-tokens", raw.step_tokens, MIN_STEP_TOKENS, MAX_STEP_TOKENS)?,
+            p99_ttft_ms: within("p99-ttft-ms", raw.p99_ttft_ms, 1, 600_000)?,
+            p99_itl_ms: within("p99-itl-ms", raw.p99_itl_ms, 1, 60_000)?,
+            calibration_dir: raw
+                .calibration_dir
+                .or_else(|| Some(dirs::cache_dir()?.join("pons").join("calibration"))),
             max_waiting: within("max-waiting", raw.max_waiting, 1, MAX_WAITING)?,
-            max_waiting_tokens: within("max-waiting-tokens", raw.max_waiting_tokens, 1, 1 << 40)?,
+            max_waiting_tokens: raw
+                .max_waiting_tokens
+                .map(|tokens| within("max-waiting-tokens", tokens, 1, 1 << 40))
+                .transpose()?,
             drain_seconds: within("drain-seconds", raw.drain_seconds, 0, 86_400)?,
             exit_with_parent: raw.exit_with_parent,
             model: raw.model,
@@ -202,6 +224,26 @@ impl Settings {
             log: raw.log,
             log_format: raw.log_format,
         })
+    }
+
+    /// The P99s that are promised.
+    pub fn targets(&self) -> Targets {
+        Targets { ttft_us: u64::from(self.p99_ttft_ms) * 1000, itl_us: u64::from(self.p99_itl_ms) * 1000 }
+    }
+
+    /// The limits that were given rather than left to the measurement.
+    pub fn given(&self) -> Given {
+        Given {
+            max_sequences: self.max_sequences,
+            step_tokens: self.step_tokens,
+            kv_memory: self.kv_bytes.is_some(),
+            max_waiting_tokens: self.max_waiting_tokens,
+        }
+    }
+
+    /// Sequences that there must be room for before anything is measured.
+    pub fn most_sequences(&self) -> u32 {
+        self.max_sequences.unwrap_or(MOST_SEQUENCES)
     }
 
     /// The context to serve, given the model's own.
@@ -225,7 +267,7 @@ impl Settings {
                 crate::memory::available_bytes(),
                 block_bytes,
                 per_sequence,
-                u64::from(self.max_sequences),
+                u64::from(self.most_sequences()),
             ),
             Some(bytes) => bytes / block_bytes.max(1),
         };

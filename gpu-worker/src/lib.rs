@@ -17,5 +17,6 @@ pub mod metrics;
 pub mod model;
 pub mod scheduler;
 pub mod sequence;
+pub mod sizing;
 pub mod vocabulary;
 pub mod worker;

@@ -4,6 +4,7 @@
 //! its device fails, its parent is gone, or it is told to.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
@@ -14,7 +15,7 @@ use clap::Parser;
 use crossbeam::channel::Sender;
 use pons_checkpoint::tokenizer::Tokenizer;
 use pons_checkpoint::{Checkpoint, locate};
-use pons_gpu_worker::calibrate;
+use pons_gpu_worker::calibrate::{self, Calibration, store};
 use pons_gpu_worker::clock::Clock;
 use pons_gpu_worker::config::{Arguments, LogFormat, Settings};
 use pons_gpu_worker::engine::Engine;
@@ -26,6 +27,7 @@ use pons_gpu_worker::link::{LinkContext, Listener};
 use pons_gpu_worker::metrics::Published;
 use pons_gpu_worker::scheduler::SchedulerConfig;
 use pons_gpu_worker::scheduler::budget::StepMeter;
+use pons_gpu_worker::sizing::{self, MOST_STEP_TOKENS, Sizes};
 use pons_gpu_worker::vocabulary::token_texts;
 use pons_gpu_worker::worker::{Command, Inbox, Worker};
 use pons_protocol::PROTOCOL_VERSION;
@@ -33,8 +35,8 @@ use pons_protocol::inference::BrainHello;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Step limit when none is given: more rows than this add nothing on a CPU but memory.
-const DEFAULT_STEP_TOKENS: u32 = 2048;
+/// Rows of the decode step that the running mean begins with: a few streams side by side.
+const METER_ROWS: u32 = 8;
 /// Time that links get to write what is left after the engine has stopped.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 /// How often the parent is looked for.
@@ -101,35 +103,14 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
         "the model is loaded"
     );
 
-    let calibration = calibrate::measure(&mut executor)?;
+    let calibration = calibration(settings, &path, &checkpoint, &mut executor)?;
+    let sizes = sizing::derive(calibration.as_ref(), settings.targets(), settings.given(), &limits);
+    announce(settings, calibration.as_ref(), &sizes);
     let fingerprint = executor.fingerprint().to_owned();
-    let mut engine = Engine::new(
-        executor,
-        SchedulerConfig {
-            eos_token_ids: eos_token_ids.clone(),
-            step_tokens: limits.step_tokens,
-            // A step size that was given is kept to, whatever a step takes.
-            itl_target_us: match settings.step_tokens {
-                Some(_) => 0,
-                None => u64::from(settings.inter_token_target_ms) * 1000,
-            },
-            max_running: settings.max_sequences,
-            max_waiting: settings.max_waiting,
-            max_waiting_tokens: settings.max_waiting_tokens,
-            ..SchedulerConfig::default()
-        },
-    );
-    if let Some(calibration) = calibration {
-        let meter = StepMeter::calibrated(calibration.decode_us, calibration.prefill_tokens_per_s);
-        let target_us = u64::from(settings.inter_token_target_ms) * 1000;
-        tracing::info!(
-            decode_us = calibration.decode_us,
-            decode_rows = calibration.decode_rows,
-            prefill_tokens_per_s = calibration.prefill_tokens_per_s as u64,
-            inter_token_target_ms = settings.inter_token_target_ms,
-            prefill_budget_tokens = meter.prefill_budget(target_us, 1, limits.step_tokens),
-            "measured the device"
-        );
+    let mut engine = Engine::new(executor, scheduler_config(settings, &sizes, eos_token_ids.clone()));
+    if let Some(calibration) = &calibration {
+        let rows = sizes.max_sequences.min(METER_ROWS);
+        let meter = StepMeter::calibrated(calibration.decode_us(rows), calibration.prefill_tokens_per_s);
         engine.scheduler_mut().calibrate(meter);
     }
 
@@ -141,14 +122,79 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
         vocab_size: limits.vocab_size,
         context_tokens: engine.scheduler().capacity_tokens(),
         eos_token_ids,
-        max_sequences: settings.max_sequences,
+        max_sequences: sizes.max_sequences,
         max_waiting: settings.max_waiting,
-        max_waiting_tokens: settings.max_waiting_tokens,
+        max_waiting_tokens: sizes.max_waiting_tokens,
         block_tokens: BLOCK_TOKENS,
-        blocks_total: limits.blocks,
-        step_tokens: limits.step_tokens,
+        blocks_total: sizes.kv_blocks,
+        step_tokens: sizes.step_tokens,
+        calibration: calibration.as_ref().map(Calibration::to_wire),
     };
     serve(settings, engine, grammars, hello, clock)
+}
+
+/// The kept measurement of this model on this machine, or a new one.
+fn calibration(
+    settings: &Settings,
+    path: &Path,
+    checkpoint: &Checkpoint,
+    executor: &mut LocalExecutor,
+) -> anyhow::Result<Option<Calibration>> {
+    let began = Instant::now();
+    let key = store::Key::new(path, executor.fingerprint(), checkpoint.size_bytes(), settings.threads);
+    let dir = settings.calibration_dir.as_deref();
+    if let Some(kept) = dir.and_then(|dir| store::load(dir, &key)) {
+        tracing::info!("the device was measured before; that measurement is used");
+        return Ok(Some(kept));
+    }
+    // Steps that take longer than the target are of no use to any limit.
+    let Some(measured) = calibrate::measure(executor, settings.targets().itl_us)? else { return Ok(None) };
+    tracing::info!(took_ms = began.elapsed().as_millis(), calm = measured.calm, "measured the device");
+    if let Some(dir) = dir.filter(|_| measured.calm)
+        && let Err(error) = store::save(dir, &key, &measured.calibration)
+    {
+        tracing::warn!(dir = %dir.display(), %error, "the measurement can't be kept; the next start measures again");
+    }
+    Ok(Some(measured.calibration))
+}
+
+/// Says which limits hold and why.
+fn announce(settings: &Settings, calibration: Option<&Calibration>, sizes: &Sizes) {
+    if let Some(calibration) = calibration {
+        tracing::info!(
+            prefill_tokens_per_s = calibration.prefill_tokens_per_s as u64,
+            decode_us_1 = calibration.decode_us(1),
+            decode_us_8 = calibration.decode_us(8),
+            decode_us_32 = calibration.decode_us(32),
+            p99_ttft_ms = settings.p99_ttft_ms,
+            p99_itl_ms = settings.p99_itl_ms,
+            "the device's speed"
+        );
+    }
+    tracing::info!(max_sequences = sizes.max_sequences, because = sizes.sequences_reason, "sequences limit");
+    tracing::info!(step_tokens = sizes.step_tokens, because = sizes.step_reason, "step limit");
+    tracing::info!(kv_blocks = sizes.kv_blocks, because = sizes.kv_reason, "KV cache limit");
+    tracing::info!(
+        tokens = sizes.max_waiting_tokens,
+        because = sizes.waiting_reason,
+        "waiting prompts limit"
+    );
+}
+
+fn scheduler_config(settings: &Settings, sizes: &Sizes, eos_token_ids: Vec<u32>) -> SchedulerConfig {
+    let targets = settings.targets();
+    SchedulerConfig {
+        eos_token_ids,
+        step_tokens: sizes.step_tokens,
+        // A step size that was given is kept to, whatever a step takes.
+        itl_target_us: if settings.step_tokens.is_some() { 0 } else { targets.itl_us },
+        ttft_target_us: targets.ttft_us,
+        max_blocks: sizes.kv_blocks,
+        max_running: sizes.max_sequences,
+        max_waiting: settings.max_waiting,
+        max_waiting_tokens: sizes.max_waiting_tokens,
+        ..SchedulerConfig::default()
+    }
 }
 
 /// Listens, works until told to stop, and lets the links write what is left.
@@ -186,16 +232,15 @@ fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<LocalExe
         bytes = u64::from(blocks) * block_bytes,
         chosen_by = if settings.kv_bytes.is_some() { "--kv-memory" } else { "available memory and load" },
         context_tokens,
-        max_sequences = settings.max_sequences,
-        "KV cache"
+        "KV cache's room"
     );
     let config = LocalConfig {
         threads: settings.threads,
         kv_format: settings.kv_format,
         blocks,
         // One more than sequences may run: the calibration's own.
-        slots: settings.max_sequences + 1,
-        step_tokens: settings.step_tokens.unwrap_or(DEFAULT_STEP_TOKENS).max(settings.max_sequences),
+        slots: settings.most_sequences() + 1,
+        step_tokens: settings.step_tokens.unwrap_or(MOST_STEP_TOKENS).max(settings.most_sequences()),
         context_tokens,
     };
     Ok(LocalExecutor::load(checkpoint, config)?)

@@ -45,6 +45,19 @@ pub struct ClientHello {
     pub software: String,
 }
 
+/// What a brain measured of its device at start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Calibration {
+    /// Prompt tokens computed in a second.
+    pub prefill_tokens_per_s: u32,
+    /// Duration of a decode step of one row, in microseconds.
+    pub decode_us_1: u64,
+    /// Of eight rows.
+    pub decode_us_8: u64,
+    /// Of 32 rows.
+    pub decode_us_32: u64,
+}
+
 /// First message of the brain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrainHello {
@@ -74,6 +87,8 @@ pub struct BrainHello {
     pub blocks_total: u32,
     /// Most tokens of one engine step.
     pub step_tokens: u32,
+    /// What the limits were computed from; none where nothing was measured.
+    pub calibration: Option<Calibration>,
 }
 
 /// Start or continue one sequence.

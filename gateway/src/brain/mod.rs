@@ -10,11 +10,12 @@ mod pool;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pons_protocol::capacity::Capacity;
 use pons_protocol::id::TenantId;
-use pons_protocol::inference::SequenceOutput;
+use pons_protocol::inference::{BrainHello, SequenceOutput};
 
 use crate::error::ApiError;
 use crate::openai::SequenceSpec;
@@ -73,6 +74,8 @@ pub struct BrainStatus {
     pub capacity: Capacity,
     /// Milliseconds since anything was heard; `u64::MAX` before the first time.
     pub last_heard_age_ms: u64,
+    /// What the brain said of itself, its limits among it; none until the first link.
+    pub hello: Option<Arc<BrainHello>>,
 }
 
 /// Why a brain could not do what was asked.

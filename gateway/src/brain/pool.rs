@@ -122,9 +122,11 @@ impl BrainPool {
         let now = Instant::now();
         let status = |brain: &Arc<Brain>| {
             let (capacity, heard) = brain.link.capacity();
+            let hello = brain.link.hello();
             BrainStatus {
                 model: brain.model.clone(),
-                connected: brain.link.hello().is_some(),
+                connected: hello.is_some(),
+                hello,
                 capacity,
                 last_heard_age_ms: heard.map_or(u64::MAX, |at| (now - at).as_millis() as u64),
             }

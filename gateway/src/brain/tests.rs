@@ -103,6 +103,7 @@ fn hello() -> BrainHello {
         block_tokens: 16,
         blocks_total: 64,
         step_tokens: 256,
+        calibration: None,
     }
 }
 

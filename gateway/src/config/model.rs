@@ -6,6 +6,13 @@ use super::{ConfigError, DEFAULT_MODEL, MAX_MODELS};
 use serde::{Deserialize, Serialize, Serializer};
 use std::path::PathBuf;
 
+/// P99s that are declared where the file declares none, and the largest that can be.
+const DEFAULT_P99_TTFT_MS: u32 = 800;
+/// See [`DEFAULT_P99_TTFT_MS`].
+const DEFAULT_P99_ITL_MS: u32 = 100;
+const MOST_TTFT_MS: u32 = 600_000;
+const MOST_ITL_MS: u32 = 60_000;
+
 /// A model as the file has it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -19,6 +26,8 @@ pub struct RawModel {
     max_sequences: Option<u32>,
     step_tokens: Option<u32>,
     max_waiting: Option<u32>,
+    p99_ttft_ms: Option<u32>,
+    p99_itl_ms: Option<u32>,
     price_prompt: Option<u64>,
     price_cached: Option<u64>,
     price_output: Option<u64>,
@@ -94,6 +103,10 @@ pub struct ModelConfig {
     /// Most sequences that wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_waiting: Option<u32>,
+    /// Declared P99 of the time to the first token; the brain sizes itself for it.
+    pub p99_ttft_ms: u32,
+    /// Declared P99 of the time between two tokens.
+    pub p99_itl_ms: u32,
     /// What its tokens cost.
     #[serde(flatten)]
     pub prices: Prices,
@@ -154,6 +167,13 @@ fn resolve_one(index: usize, raw: RawModel) -> Result<ModelConfig, ConfigError> 
             return Err(ConfigError::bad(&field(key), 0, "it must be at least 1, or absent"));
         }
     }
+    for (key, value, most) in
+        [("p99_ttft_ms", raw.p99_ttft_ms, MOST_TTFT_MS), ("p99_itl_ms", raw.p99_itl_ms, MOST_ITL_MS)]
+    {
+        if let Some(value) = value.filter(|value| !(1..=most).contains(value)) {
+            return Err(ConfigError::bad(&field(key), value, format!("it must be between 1 and {most}")));
+        }
+    }
     if let Some(threads) = raw.threads.filter(|threads| !(1..=1024).contains(threads)) {
         return Err(ConfigError::bad(&field("threads"), threads, "it must be between 1 and 1024"));
     }
@@ -167,6 +187,8 @@ fn resolve_one(index: usize, raw: RawModel) -> Result<ModelConfig, ConfigError> 
         max_sequences: raw.max_sequences,
         step_tokens: raw.step_tokens,
         max_waiting: raw.max_waiting,
+        p99_ttft_ms: raw.p99_ttft_ms.unwrap_or(DEFAULT_P99_TTFT_MS),
+        p99_itl_ms: raw.p99_itl_ms.unwrap_or(DEFAULT_P99_ITL_MS),
         prices: Prices {
             prompt: raw.price_prompt.unwrap_or(0),
             cached: raw.price_cached.unwrap_or(0),

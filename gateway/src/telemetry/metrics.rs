@@ -3,6 +3,7 @@
 
 use super::process;
 use crate::brain::BrainStatus;
+use pons_protocol::inference::BrainHello;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -43,6 +44,12 @@ struct StateLabels {
     state: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RowsLabels {
+    model: String,
+    rows: &'static str,
+}
+
 /// What one request adds to the metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestSample<'a> {
@@ -74,6 +81,12 @@ pub struct Metrics {
     blocks: Family<StateLabels, Gauge>,
     step_age: Family<ModelLabels, Gauge<f64, AtomicU64>>,
     restarts: Family<ModelLabels, Gauge>,
+    preemptions: Family<ModelLabels, Gauge>,
+    calibrated_prefill: Family<ModelLabels, Gauge>,
+    calibrated_decode: Family<RowsLabels, Gauge<f64, AtomicU64>>,
+    step_tokens_limit: Family<ModelLabels, Gauge>,
+    sequences_limit: Family<ModelLabels, Gauge>,
+    blocks_total: Family<ModelLabels, Gauge>,
     connected: Family<ModelLabels, Gauge>,
     commit_seconds: Histogram,
     resident_bytes: Gauge,
@@ -109,6 +122,12 @@ impl Metrics {
             blocks: Family::default(),
             step_age: Family::default(),
             restarts: Family::default(),
+            preemptions: Family::default(),
+            calibrated_prefill: Family::default(),
+            calibrated_decode: Family::default(),
+            step_tokens_limit: Family::default(),
+            sequences_limit: Family::default(),
+            blocks_total: Family::default(),
             connected: Family::default(),
             commit_seconds: short_buckets(),
             resident_bytes: Gauge::default(),
@@ -116,6 +135,7 @@ impl Metrics {
         };
         metrics.register_requests();
         metrics.register_brains();
+        metrics.register_limits();
         metrics.register_process();
         metrics
     }
@@ -160,6 +180,37 @@ impl Metrics {
         // A gauge, since the count lives in the supervisor; the name follows the counters.
         registry.register("pons_brain_restarts_total", "Restarts of the brain", self.restarts.clone());
         registry.register("pons_brain_connected", "1 if the brain is connected", self.connected.clone());
+    }
+
+    fn register_limits(&mut self) {
+        let registry = &mut self.registry;
+        // A gauge as well: the count lives in the brain and begins anew with it.
+        registry.register(
+            "pons_brain_preemptions_total",
+            "Sequences that gave up their blocks to others since the brain started",
+            self.preemptions.clone(),
+        );
+        registry.register(
+            "pons_brain_calibrated_prefill_tokens_per_second",
+            "Prompt tokens a second, as measured at the brain's start",
+            self.calibrated_prefill.clone(),
+        );
+        registry.register(
+            "pons_brain_calibrated_decode_step_seconds",
+            "Time of a decode step by rows, as measured at the brain's start",
+            self.calibrated_decode.clone(),
+        );
+        registry.register(
+            "pons_brain_step_tokens_limit",
+            "Most tokens of one step",
+            self.step_tokens_limit.clone(),
+        );
+        registry.register(
+            "pons_brain_sequences_limit",
+            "Most sequences that run at one time",
+            self.sequences_limit.clone(),
+        );
+        registry.register("pons_brain_blocks_total", "KV blocks in all", self.blocks_total.clone());
     }
 
     fn register_process(&mut self) {
@@ -267,6 +318,82 @@ impl Metrics {
             ("held", capacity.blocks_held),
         ] {
             self.blocks.get_or_create(&StateLabels { model: model.clone(), state }).set(i64::from(blocks));
+        }
+        self.preemptions
+            .get_or_create(&labels)
+            .set(i64::try_from(capacity.preemptions_total).unwrap_or(i64::MAX));
+        if let Some(hello) = &brain.hello {
+            self.record_limits(&labels, hello);
+        }
+    }
+
+    fn record_limits(&self, labels: &ModelLabels, hello: &BrainHello) {
+        self.step_tokens_limit.get_or_create(labels).set(i64::from(hello.step_tokens));
+        self.sequences_limit.get_or_create(labels).set(i64::from(hello.max_sequences));
+        self.blocks_total.get_or_create(labels).set(i64::from(hello.blocks_total));
+        let Some(measured) = hello.calibration else { return };
+        self.calibrated_prefill.get_or_create(labels).set(i64::from(measured.prefill_tokens_per_s));
+        for (rows, decode_us) in
+            [("1", measured.decode_us_1), ("8", measured.decode_us_8), ("32", measured.decode_us_32)]
+        {
+            let labels = RowsLabels { model: labels.model.clone(), rows };
+            self.calibrated_decode.get_or_create(&labels).set(decode_us as f64 / 1e6);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pons_protocol::capacity::Capacity;
+    use pons_protocol::inference::Calibration;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_brain_s_measurement_and_limits_are_scraped() {
+        let metrics = Metrics::new(["m".to_owned()]);
+        let calibration = Calibration {
+            prefill_tokens_per_s: 1500,
+            decode_us_1: 4_000,
+            decode_us_8: 9_500,
+            decode_us_32: 30_000,
+        };
+        let hello = BrainHello {
+            protocol_version: 1,
+            software: String::new(),
+            model: "m".to_owned(),
+            fingerprint: String::new(),
+            vocab_size: 1,
+            context_tokens: 1,
+            eos_token_ids: Vec::new(),
+            max_sequences: 44,
+            max_waiting: 1,
+            max_waiting_tokens: 1,
+            block_tokens: 16,
+            blocks_total: 777,
+            step_tokens: 600,
+            calibration: Some(calibration),
+        };
+        let mut brain = BrainStatus {
+            model: "m".to_owned(),
+            connected: true,
+            capacity: Capacity { preemptions_total: 5, ..Capacity::default() },
+            last_heard_age_ms: 0,
+            hello: None,
+        };
+        let before = metrics.scrape(std::slice::from_ref(&brain), &[], &[]);
+        assert!(!before.contains("pons_brain_sequences_limit{"), "nothing is known before the first link");
+        brain.hello = Some(Arc::new(hello));
+        let text = metrics.scrape(&[brain], &[], &[]);
+        for line in [
+            "pons_brain_preemptions_total{model=\"m\"} 5",
+            "pons_brain_calibrated_prefill_tokens_per_second{model=\"m\"} 1500",
+            "pons_brain_calibrated_decode_step_seconds{model=\"m\",rows=\"8\"} 0.0095",
+            "pons_brain_step_tokens_limit{model=\"m\"} 600",
+            "pons_brain_sequences_limit{model=\"m\"} 44",
+            "pons_brain_blocks_total{model=\"m\"} 777",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }
     }
 }

@@ -59,6 +59,7 @@ impl ScriptedBrain {
             block_tokens: 16,
             blocks_total: 1024,
             step_tokens: 256,
+            calibration: None,
         };
         let listener = UnixListener::bind(socket).unwrap();
         let state = Arc::new(Mutex::new(State::default()));

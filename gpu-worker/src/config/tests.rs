@@ -20,6 +20,8 @@ fn defaults_leave_only_model_dependent_values_open() {
     assert_eq!(settings.listen, ListenAddress::Unix(PathBuf::from("/run/b.sock")));
     assert!(settings.threads >= 1);
     assert_eq!((settings.kv_bytes, settings.context_tokens, settings.step_tokens), (None, None, None));
+    assert_eq!(settings.given(), Given::default(), "everything is left to the measurement");
+    assert_eq!(settings.targets(), Targets { ttft_us: 800_000, itl_us: 100_000 });
     assert_eq!(settings.context_for(2048), Ok(2048));
     assert_eq!(settings.kv_format, KvFormat::Bf16);
 }
@@ -53,7 +55,8 @@ fn addresses_are_read_by_their_scheme() {
 fn errors_name_the_field_the_value_and_the_remedy() {
     let error = resolve(&["--threads", "0"]).expect_err("no thread can compute");
     assert_eq!(error.to_string(), "--threads is 0: give a number from 1 to 1024");
-    let error = resolve(&["--step-tokens", "32"]).expect_err("64 sequences can't decode in one step");
+    let error = resolve(&["--step-tokens", "32", "--max-sequences", "64"])
+        .expect_err("64 sequences can't decode in one step");
     assert_eq!(error.to_string(), "--step-tokens is 32: give at least 64, one for each of --max-sequences");
     let error = resolve(&["--context", "4096"]).expect("valid").context_for(2048).expect_err("too long");
     assert!(error.to_string().starts_with("--context is 4096: the model was trained for 2048 tokens"));

@@ -7,9 +7,12 @@
 pub const MIN_BUDGET_TOKENS: u32 = 64;
 /// Most prefill tokens of a step.
 pub const MAX_BUDGET_TOKENS: u32 = 8192;
-/// How many times the target a step may take while nobody waits for a next token: those who arrive meanwhile, or
-/// come back after a restart, still wait for a step to end.
+/// How many inter-token targets a step may take while nobody waits for a next token and no first-token target is
+/// set: those who arrive meanwhile, or come back after a restart, still wait for a step to end.
 const NO_DECODES: u64 = 4;
+/// Share of the first-token target that a step of prompts alone may take: the rest is for the prompt of whoever
+/// arrives as it begins.
+const TTFT_SHARE: u64 = 2;
 /// Weight of the past in the running means, out of 8.
 const MEMORY: f64 = 7.0 / 8.0;
 
@@ -26,6 +29,24 @@ pub fn prefill_budget(
     let bounded = tokens.clamp(f64::from(MIN_BUDGET_TOKENS), f64::from(MAX_BUDGET_TOKENS));
     // NaN becomes 0 in the cast; the floor holds for it as well.
     (bounded as u32).max(MIN_BUDGET_TOKENS).min(limit_tokens)
+}
+
+/// How long a step may take, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepTargets {
+    /// With decodes in it; 0 is no target.
+    decodes_us: u64,
+    /// Without any.
+    prompts_us: u64,
+}
+
+impl StepTargets {
+    /// From the promised times between tokens and to the first; 0 is none.
+    pub fn new(itl_us: u64, ttft_us: u64) -> Self {
+        let prompts_us = if ttft_us > 0 { ttft_us / TTFT_SHARE } else { itl_us.saturating_mul(NO_DECODES) };
+        // A step without decodes is never held shorter than one with them.
+        Self { decodes_us: itl_us, prompts_us: prompts_us.max(itl_us) }
+    }
 }
 
 /// What a step was and how long it took.
@@ -71,15 +92,13 @@ impl StepMeter {
     }
 
     /// Prefill tokens for a step with these decodes. Without target or measurement it is the limit.
-    pub fn prefill_budget(&self, itl_target_us: u64, decode_rows: u32, limit_tokens: u32) -> u32 {
+    pub fn prefill_budget(&self, targets: StepTargets, decode_rows: u32, limit_tokens: u32) -> u32 {
         match self.prefill_tokens_per_s {
-            Some(rate) if itl_target_us > 0 && decode_rows > 0 => {
+            Some(rate) if targets.decodes_us > 0 && decode_rows > 0 => {
                 let decode_us = self.decode_us.unwrap_or(0.0) as u64;
-                prefill_budget(itl_target_us, decode_us, rate, limit_tokens)
+                prefill_budget(targets.decodes_us, decode_us, rate, limit_tokens)
             }
-            Some(rate) if itl_target_us > 0 => {
-                prefill_budget(itl_target_us.saturating_mul(NO_DECODES), 0, rate, limit_tokens)
-            }
+            Some(rate) if targets.decodes_us > 0 => prefill_budget(targets.prompts_us, 0, rate, limit_tokens),
             _ => limit_tokens,
         }
     }
@@ -92,6 +111,10 @@ fn blend(mean: &mut Option<f64>, value: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn targets(itl_us: u64) -> StepTargets {
+        StepTargets::new(itl_us, 0)
+    }
 
     #[test]
     fn the_budget_is_time_left_times_rate_within_its_bounds() {
@@ -109,15 +132,25 @@ mod tests {
     #[test]
     fn a_meter_separates_prefill_time_from_decode_time() {
         let mut meter = StepMeter::default();
-        assert_eq!(meter.prefill_budget(50_000, 4, 2048), 2048, "nothing is measured yet");
+        assert_eq!(meter.prefill_budget(targets(50_000), 4, 2048), 2048, "nothing is measured yet");
         meter.observe(StepSample { decode_rows: 4, prefill_tokens: 0, step_us: 10_000 });
         meter.observe(StepSample { decode_rows: 4, prefill_tokens: 400, step_us: 30_000 });
-        assert_eq!(meter.prefill_budget(50_000, 4, 2048), 800);
+        assert_eq!(meter.prefill_budget(targets(50_000), 4, 2048), 800);
         assert_eq!(
-            meter.prefill_budget(5_000, 0, 2048),
+            meter.prefill_budget(targets(5_000), 0, 2048),
             400,
             "nobody waits for a token, but others may come"
         );
-        assert_eq!(meter.prefill_budget(0, 4, 2048), 2048, "no target is set");
+        assert_eq!(meter.prefill_budget(targets(0), 4, 2048), 2048, "no target is set");
+    }
+
+    #[test]
+    fn a_step_of_prompts_alone_takes_half_the_first_token_target() {
+        let meter = StepMeter::calibrated(10_000, 1000.0);
+        let targets = StepTargets::new(100_000, 800_000);
+        assert_eq!(meter.prefill_budget(targets, 0, 2048), 400);
+        assert_eq!(meter.prefill_budget(targets, 4, 2048), 90);
+        let strict = StepTargets::new(500_000, 600_000);
+        assert_eq!(meter.prefill_budget(strict, 0, 2048), 500, "as much as beside decodes that take no time");
     }
 }

@@ -33,6 +33,11 @@ pub struct SchedulerConfig {
     /// Time between two tokens of a sequence that prefill chunks should leave intact, in microseconds; 0 leaves
     /// the budget at `step_tokens`.
     pub itl_target_us: u64,
+    /// Time to the first token that is promised, in microseconds: a step of prompts alone takes half of it at most,
+    /// so that whoever arrives meanwhile keeps the other half. 0 leaves it at four inter-token targets.
+    pub ttft_target_us: u64,
+    /// Most KV blocks in use; the executor's are a further bound.
+    pub max_blocks: u32,
     /// Most sequences that run; the executor's slots are a further bound.
     pub max_running: u32,
     /// Most sequences that wait beyond those that could start at once.
@@ -53,6 +58,8 @@ impl Default for SchedulerConfig {
             eos_token_ids: Vec::new(),
             step_tokens: 2048,
             itl_target_us: 0,
+            ttft_target_us: 0,
+            max_blocks: u32::MAX,
             max_running: 256,
             max_waiting: 1024,
             max_waiting_tokens: 4 << 20,

@@ -70,7 +70,8 @@ struct Totals {
 
 impl Scheduler {
     /// A scheduler for an executor with these limits.
-    pub fn new(limits: ExecutorLimits, mut config: SchedulerConfig) -> Self {
+    pub fn new(mut limits: ExecutorLimits, mut config: SchedulerConfig) -> Self {
+        limits.blocks = limits.blocks.min(config.max_blocks.max(1));
         config.step_tokens = config.step_tokens.clamp(1, limits.step_tokens.max(1));
         // Every running sequence must be able to decode in the same step.
         config.max_running = config.max_running.min(limits.slots).min(config.step_tokens).max(1);

@@ -7,6 +7,7 @@
 use pons_protocol::inference::{RejectReason, Rejection};
 
 use super::Scheduler;
+use super::budget::StepTargets;
 use super::preempt::Reach;
 use crate::executor::plan::PromptLogprobs;
 use crate::executor::{NewSequence, PlanItem, StepPlan};
@@ -88,7 +89,8 @@ impl Scheduler {
     /// Tokens left for prefill. At least one: running sequences are never more than the step's tokens.
     fn prefill_room(&self, decode_rows: u32) -> u32 {
         let limit = self.config.step_tokens.saturating_sub(decode_rows);
-        self.meter.prefill_budget(self.config.itl_target_us, decode_rows, limit)
+        let targets = StepTargets::new(self.config.itl_target_us, self.config.ttft_target_us);
+        self.meter.prefill_budget(targets, decode_rows, limit)
     }
 
     /// Gives running sequences the next chunks of their prompts.

@@ -56,6 +56,7 @@ fn start<E: ModelExecutor + Send + 'static>(
         block_tokens: 16,
         blocks_total: LIMITS.blocks,
         step_tokens: LIMITS.step_tokens,
+        calibration: None,
     };
     let listener = Listener::bind(&ListenAddress::Tcp("127.0.0.1:0".to_owned())).expect("loopback is free");
     let port = listener.address().trim_start_matches("tcp:").to_owned();

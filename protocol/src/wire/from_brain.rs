@@ -10,8 +10,8 @@ use crate::capacity::Capacity;
 use crate::error::ProtocolError;
 use crate::id::{SequenceId, TokenId};
 use crate::inference::{
-    BrainHello, Finish, FinishReason, FromBrain, RejectReason, Rejection, SequenceOutput, StepOutput,
-    TokenLogprobs,
+    BrainHello, Calibration, Finish, FinishReason, FromBrain, RejectReason, Rejection, SequenceOutput,
+    StepOutput, TokenLogprobs,
 };
 
 const KIND: &str = "brain-to-gateway";
@@ -88,6 +88,11 @@ fn write_hello(builder: &mut Builder, hello: &BrainHello) -> WIPOffset<fb::Brain
     let model = Some(builder.create_string(&hello.model));
     let fingerprint = Some(builder.create_string(&hello.fingerprint));
     let eos_token_ids = Some(builder.create_vector(&hello.eos_token_ids));
+    let calibration = hello.calibration.map(|measured| {
+        let Calibration { prefill_tokens_per_s, decode_us_1, decode_us_8, decode_us_32 } = measured;
+        let args = fb::CalibrationArgs { prefill_tokens_per_s, decode_us_1, decode_us_8, decode_us_32 };
+        fb::Calibration::create(builder, &args)
+    });
     fb::BrainHello::create(
         builder,
         &fb::BrainHelloArgs {
@@ -104,6 +109,7 @@ fn write_hello(builder: &mut Builder, hello: &BrainHello) -> WIPOffset<fb::Brain
             block_tokens: hello.block_tokens,
             blocks_total: hello.blocks_total,
             step_tokens: hello.step_tokens,
+            calibration,
         },
     )
 }
@@ -123,6 +129,12 @@ fn read_hello(hello: &fb::BrainHello<'_>) -> BrainHello {
         block_tokens: hello.block_tokens(),
         blocks_total: hello.blocks_total(),
         step_tokens: hello.step_tokens(),
+        calibration: hello.calibration().map(|measured| Calibration {
+            prefill_tokens_per_s: measured.prefill_tokens_per_s(),
+            decode_us_1: measured.decode_us_1(),
+            decode_us_8: measured.decode_us_8(),
+            decode_us_32: measured.decode_us_32(),
+        }),
     }
 }
 

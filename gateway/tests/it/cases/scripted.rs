@@ -107,6 +107,7 @@ pub(crate) fn hello(model: &str, vocab_size: u32, context_tokens: u32, eos: Vec<
         block_tokens: 16,
         blocks_total: 1 << 16,
         step_tokens: 8192,
+        calibration: None,
     }
 }
 

@@ -111,6 +111,7 @@ impl Run {
             eos_token_ids: vec![0],
             step_tokens: random.between(1, 70),
             itl_target_us: u64::from(random.between(0, 1)) * 5000,
+            ttft_target_us: (seed % 3) * 7000,
             quota_percent: random.between(0, 100),
             prefix_key: PrefixKey::fixed([seed as u8; 16]),
             ..SchedulerConfig::default()

@@ -1447,6 +1447,153 @@ impl ::core::fmt::Debug for ClientHello<'_> {
       ds.finish()
   }
 }
+pub enum CalibrationOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct Calibration<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for Calibration<'a> {
+  type Inner = Calibration<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> Calibration<'a> {
+  pub const VT_PREFILL_TOKENS_PER_S: ::flatbuffers::VOffsetT = 4;
+  pub const VT_DECODE_US_1: ::flatbuffers::VOffsetT = 6;
+  pub const VT_DECODE_US_8: ::flatbuffers::VOffsetT = 8;
+  pub const VT_DECODE_US_32: ::flatbuffers::VOffsetT = 10;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    Calibration { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args CalibrationArgs
+  ) -> ::flatbuffers::WIPOffset<Calibration<'bldr>> {
+    let mut builder = CalibrationBuilder::new(_fbb);
+    builder.add_decode_us_32(args.decode_us_32);
+    builder.add_decode_us_8(args.decode_us_8);
+    builder.add_decode_us_1(args.decode_us_1);
+    builder.add_prefill_tokens_per_s(args.prefill_tokens_per_s);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn prefill_tokens_per_s(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(Calibration::VT_PREFILL_TOKENS_PER_S, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn decode_us_1(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(Calibration::VT_DECODE_US_1, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn decode_us_8(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(Calibration::VT_DECODE_US_8, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn decode_us_32(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(Calibration::VT_DECODE_US_32, Some(0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for Calibration<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<u32>("prefill_tokens_per_s", Self::VT_PREFILL_TOKENS_PER_S, false)?
+     .visit_field::<u64>("decode_us_1", Self::VT_DECODE_US_1, false)?
+     .visit_field::<u64>("decode_us_8", Self::VT_DECODE_US_8, false)?
+     .visit_field::<u64>("decode_us_32", Self::VT_DECODE_US_32, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct CalibrationArgs {
+    pub prefill_tokens_per_s: u32,
+    pub decode_us_1: u64,
+    pub decode_us_8: u64,
+    pub decode_us_32: u64,
+}
+impl<'a> Default for CalibrationArgs {
+  #[inline]
+  fn default() -> Self {
+    CalibrationArgs {
+      prefill_tokens_per_s: 0,
+      decode_us_1: 0,
+      decode_us_8: 0,
+      decode_us_32: 0,
+    }
+  }
+}
+
+pub struct CalibrationBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> CalibrationBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_prefill_tokens_per_s(&mut self, prefill_tokens_per_s: u32) {
+    self.fbb_.push_slot::<u32>(Calibration::VT_PREFILL_TOKENS_PER_S, prefill_tokens_per_s, 0);
+  }
+  #[inline]
+  pub fn add_decode_us_1(&mut self, decode_us_1: u64) {
+    self.fbb_.push_slot::<u64>(Calibration::VT_DECODE_US_1, decode_us_1, 0);
+  }
+  #[inline]
+  pub fn add_decode_us_8(&mut self, decode_us_8: u64) {
+    self.fbb_.push_slot::<u64>(Calibration::VT_DECODE_US_8, decode_us_8, 0);
+  }
+  #[inline]
+  pub fn add_decode_us_32(&mut self, decode_us_32: u64) {
+    self.fbb_.push_slot::<u64>(Calibration::VT_DECODE_US_32, decode_us_32, 0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> CalibrationBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    CalibrationBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<Calibration<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for Calibration<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("Calibration");
+      ds.field("prefill_tokens_per_s", &self.prefill_tokens_per_s());
+      ds.field("decode_us_1", &self.decode_us_1());
+      ds.field("decode_us_8", &self.decode_us_8());
+      ds.field("decode_us_32", &self.decode_us_32());
+      ds.finish()
+  }
+}
 pub enum BrainHelloOffset {}
 #[derive(Copy, Clone, PartialEq)]
 
@@ -1476,6 +1623,7 @@ impl<'a> BrainHello<'a> {
   pub const VT_BLOCK_TOKENS: ::flatbuffers::VOffsetT = 24;
   pub const VT_BLOCKS_TOTAL: ::flatbuffers::VOffsetT = 26;
   pub const VT_STEP_TOKENS: ::flatbuffers::VOffsetT = 28;
+  pub const VT_CALIBRATION: ::flatbuffers::VOffsetT = 30;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -1488,6 +1636,7 @@ impl<'a> BrainHello<'a> {
   ) -> ::flatbuffers::WIPOffset<BrainHello<'bldr>> {
     let mut builder = BrainHelloBuilder::new(_fbb);
     builder.add_max_waiting_tokens(args.max_waiting_tokens);
+    if let Some(x) = args.calibration { builder.add_calibration(x); }
     builder.add_step_tokens(args.step_tokens);
     builder.add_blocks_total(args.blocks_total);
     builder.add_block_tokens(args.block_tokens);
@@ -1595,6 +1744,13 @@ impl<'a> BrainHello<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u32>(BrainHello::VT_STEP_TOKENS, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn calibration(&self) -> Option<Calibration<'a>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<Calibration>>(BrainHello::VT_CALIBRATION, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for BrainHello<'_> {
@@ -1616,6 +1772,7 @@ impl ::flatbuffers::Verifiable for BrainHello<'_> {
      .visit_field::<u32>("block_tokens", Self::VT_BLOCK_TOKENS, false)?
      .visit_field::<u32>("blocks_total", Self::VT_BLOCKS_TOTAL, false)?
      .visit_field::<u32>("step_tokens", Self::VT_STEP_TOKENS, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<Calibration>>("calibration", Self::VT_CALIBRATION, false)?
      .finish();
     Ok(())
   }
@@ -1634,6 +1791,7 @@ pub struct BrainHelloArgs<'a> {
     pub block_tokens: u32,
     pub blocks_total: u32,
     pub step_tokens: u32,
+    pub calibration: Option<::flatbuffers::WIPOffset<Calibration<'a>>>,
 }
 impl<'a> Default for BrainHelloArgs<'a> {
   #[inline]
@@ -1652,6 +1810,7 @@ impl<'a> Default for BrainHelloArgs<'a> {
       block_tokens: 0,
       blocks_total: 0,
       step_tokens: 0,
+      calibration: None,
     }
   }
 }
@@ -1714,6 +1873,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> BrainHelloBuilder<'a, 'b, A> 
     self.fbb_.push_slot::<u32>(BrainHello::VT_STEP_TOKENS, step_tokens, 0);
   }
   #[inline]
+  pub fn add_calibration(&mut self, calibration: ::flatbuffers::WIPOffset<Calibration<'b >>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<Calibration>>(BrainHello::VT_CALIBRATION, calibration);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> BrainHelloBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     BrainHelloBuilder {
@@ -1748,6 +1911,7 @@ impl ::core::fmt::Debug for BrainHello<'_> {
       ds.field("block_tokens", &self.block_tokens());
       ds.field("blocks_total", &self.blocks_total());
       ds.field("step_tokens", &self.step_tokens());
+      ds.field("calibration", &self.calibration());
       ds.finish()
   }
 }

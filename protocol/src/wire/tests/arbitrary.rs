@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use crate::capacity::Capacity;
 use crate::id::{SequenceId, TenantId};
 use crate::inference::{
-    BrainHello, ClientHello, Finish, FinishReason, FromBrain, RejectReason, Rejection, SequenceOutput,
-    StepOutput, Submit, ToBrain, TokenLogprobs,
+    BrainHello, Calibration, ClientHello, Finish, FinishReason, FromBrain, RejectReason, Rejection,
+    SequenceOutput, StepOutput, Submit, ToBrain, TokenLogprobs,
 };
 use crate::sampling::{Grammar, SamplingParams, StopParams};
 
@@ -161,8 +161,8 @@ fn output() -> impl Strategy<Value = SequenceOutput> {
 }
 
 fn brain_hello() -> impl Strategy<Value = BrainHello> {
-    (text(), text(), text(), tokens(), any::<[u32; 8]>(), any::<u64>()).prop_map(
-        |(software, model, fingerprint, eos_token_ids, small, max_waiting_tokens)| BrainHello {
+    (text(), text(), text(), tokens(), any::<[u32; 8]>(), any::<u64>(), option::of(calibration())).prop_map(
+        |(software, model, fingerprint, eos_token_ids, small, max_waiting_tokens, calibration)| BrainHello {
             protocol_version: small[0],
             software,
             model,
@@ -176,8 +176,18 @@ fn brain_hello() -> impl Strategy<Value = BrainHello> {
             block_tokens: small[5],
             blocks_total: small[6],
             step_tokens: small[7],
+            calibration,
         },
     )
+}
+
+fn calibration() -> impl Strategy<Value = Calibration> {
+    (any::<u32>(), any::<[u64; 3]>()).prop_map(|(prefill_tokens_per_s, decode_us)| Calibration {
+        prefill_tokens_per_s,
+        decode_us_1: decode_us[0],
+        decode_us_8: decode_us[1],
+        decode_us_32: decode_us[2],
+    })
 }
 
 fn rejection() -> impl Strategy<Value = Rejection> {
