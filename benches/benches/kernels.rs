@@ -6,7 +6,8 @@ use std::hint::black_box;
 use pons_benches::numbers::Numbers;
 use pons_benches::suite::{Case, Suite};
 use pons_kernels::{
-    AttentionSeq, BLOCK, Isa, KvArena, KvRow, Matrix, Pool, Rope, RopeLayout, RopeScaling, ops, scalar,
+    AttentionSeq, BLOCK, Form, Isa, KvArena, KvFormat, KvRow, Matrix, Pool, Rope, RopeLayout, RopeScaling,
+    Scaling, Width, ops, scalar,
 };
 
 /// Arithmetic units that a product may use.
@@ -42,17 +43,27 @@ const SHAPES: [Shape; 9] = [
 #[derive(Clone, Copy)]
 enum Format {
     F32,
-    Grouped { bits: u32 },
+    Quantised(Form),
 }
 
+const EIGHT: Form = Form { width: Width::Eight, scaling: Scaling::Centred { zero: 128 } };
+const SIX: Form = Form { width: Width::Six, scaling: Scaling::NestedCentred { zero: 32 } };
+const FOUR: Form = Form { width: Width::Four, scaling: Scaling::Affine };
+const NESTED: Form = Form { width: Width::Four, scaling: Scaling::NestedAffine };
+
 impl Format {
-    const ALL: [Self; 3] = [Self::F32, Self::Grouped { bits: 8 }, Self::Grouped { bits: 4 }];
+    const ALL: [Self; 5] = [
+        Self::F32,
+        Self::Quantised(EIGHT),
+        Self::Quantised(SIX),
+        Self::Quantised(FOUR),
+        Self::Quantised(NESTED),
+    ];
 
     fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
-            Self::Grouped { bits: 8 } => "8-bit",
-            Self::Grouped { .. } => "4-bit",
+            Self::Quantised(form) => form.name(),
         }
     }
 
@@ -61,15 +72,15 @@ impl Format {
     fn tolerance(self) -> f64 {
         match self {
             Self::F32 => 1e-4,
-            // Leaves room for activations that are rounded to eight bits too.
-            Self::Grouped { .. } => 1e-2,
+            // Activations are rounded to eight bits.
+            Self::Quantised(_) => 1e-2,
         }
     }
 
     fn units(self) -> &'static [&'static str] {
         match self {
             Self::F32 => &UNITS[..1],
-            Self::Grouped { .. } => &UNITS,
+            Self::Quantised(_) => &UNITS,
         }
     }
 
@@ -77,14 +88,22 @@ impl Format {
         let (rows, cols) = (shape.outputs, shape.inputs);
         match self {
             Self::F32 => Matrix::from_f32(rows, cols, &numbers.units(rows * cols)),
-            Self::Grouped { bits } => {
-                let most = 1_usize << bits;
-                // Half-precision scales and minima, as model files have them.
-                let half = |x: f32| half::f16::from_f32(x).to_f32();
-                Matrix::from_grouped(rows, cols, 32, bits, &mut |_, q, scale, min| {
-                    q.iter_mut().for_each(|q| *q = numbers.below(most) as u8);
-                    scale.iter_mut().for_each(|scale| *scale = half(2.0 / most as f32));
-                    min.iter_mut().for_each(|min| *min = half(-1.0 + numbers.unit() / 8.0));
+            Self::Quantised(form) => {
+                let (most, inner) = match form.width {
+                    Width::Four => (16, 8.0),
+                    Width::Six => (64, 8.0),
+                    Width::Eight => (256, 1.0),
+                };
+                let nested = !matches!(form.scaling, Scaling::Affine | Scaling::Centred { .. });
+                let inner = if nested { inner } else { 1.0 };
+                let half = |x: f32| half::f16::from_f32(x).to_bits();
+                Matrix::from_quantised(rows, cols, form, &mut |_, row| {
+                    row.q.iter_mut().for_each(|q| *q = numbers.below(most) as u8);
+                    row.d.iter_mut().for_each(|d| *d = half(2.0 / most as f32 / inner));
+                    let sign = if nested { 1.0 } else { -1.0 };
+                    row.m.iter_mut().for_each(|m| *m = half((sign + numbers.unit() / 8.0) / inner));
+                    row.s.fill(inner as u8);
+                    row.t.fill(inner as u8);
                 })
             }
         }
@@ -121,6 +140,7 @@ impl Bench {
         let group = format!("matmul_{}_{}x{}_{}", shape.model, shape.inputs, shape.outputs, format.name());
         for rows in [1, 4, 8, 32, 512].into_iter().filter(|rows| *rows <= shape.most_rows) {
             let x = numbers.units(rows * shape.inputs);
+            let mut activations = ops::Activations::from(x.clone());
             let mut out = vec![0.0; rows * shape.outputs];
             let (pool, isa) = (&self.pool, self.isa);
             ops::matmul(pool, isa, &x, rows, &w, &mut out);
@@ -132,7 +152,13 @@ impl Bench {
                 .computes(operations, format.units())
                 .handles(rows);
             self.suite.time(case, |bencher| {
-                bencher.iter(|| ops::matmul(pool, isa, black_box(&x), rows, &w, &mut out));
+                bencher.iter(|| {
+                    // Counts as new rows, which have to be rounded anew.
+                    black_box(activations.values_mut());
+                    let out = &mut out[..];
+                    let projection = ops::Projection { weight: &w, bias: None, add: false, out };
+                    ops::project(pool, isa, &mut activations, rows, [projection]);
+                });
             });
         }
     }
@@ -190,7 +216,7 @@ impl Bench {
         let mut numbers = Numbers::new(13);
         for rows in if small { vec![2] } else { vec![1, 32, 512] } {
             let name = format!("rows_{rows}");
-            let (x, weight, up) = (numbers.units(rows * 576), numbers.units(576), numbers.units(rows * 576));
+            let (x, weight) = (numbers.units(rows * 576), numbers.units(576));
             let mut out = vec![0.0; x.len()];
             let mut expected = out.clone();
             let case = |group: &str, numbers: usize| Case::new(group, &name).reads(numbers * 4).handles(rows);
@@ -200,21 +226,6 @@ impl Bench {
             check_numbers("rms_norm", &out, &expected);
             self.suite.time(case("rms_norm_576", x.len()), |bencher| {
                 bencher.iter(|| ops::rms_norm(pool, isa, black_box(&x), &weight, 1e-5, rows, &mut out));
-            });
-
-            ops::silu_mul(pool, isa, &x, &up, &mut out);
-            scalar::silu_mul(&x, &up, &mut expected);
-            check_numbers("silu_mul", &out, &expected);
-            self.suite.time(case("silu_mul_576", 2 * x.len()), |bencher| {
-                bencher.iter(|| ops::silu_mul(pool, isa, black_box(&x), &up, &mut out));
-            });
-
-            (out, expected) = (x.clone(), x.clone());
-            ops::add_assign(pool, isa, &mut out, &up);
-            scalar::add_assign(&mut expected, &up);
-            check_numbers("add_assign", &out, &expected);
-            self.suite.time(case("add_assign_576", 2 * x.len()), |bencher| {
-                bencher.iter(|| ops::add_assign(pool, isa, &mut out, black_box(&up)));
             });
 
             let rope = Rope::new(64, 64, 1024, 10_000.0, RopeScaling::None, RopeLayout::Half);
@@ -270,14 +281,22 @@ impl Scene {
     fn arena(&self, sequences: &[(usize, usize)], numbers: &mut Numbers) -> (KvArena, Vec<Vec<u32>>) {
         let lengths = sequences.iter().map(|(start, rows)| start + rows);
         let blocks: usize = lengths.clone().map(|length| length.div_ceil(BLOCK)).sum();
-        let mut arena = KvArena::new(1, self.kv_heads, self.dim, blocks).expect("the sizes are in bounds");
+        let mut arena = KvArena::new(1, self.kv_heads, self.dim, blocks, KvFormat::Bf16)
+            .expect("the sizes are in bounds");
         let mut free = (0..blocks as u32).rev();
         let tables = lengths.map(|length| {
             let table: Vec<u32> = free.by_ref().take(length.div_ceil(BLOCK)).collect();
             let place = |at: usize| KvRow { block: table[at / BLOCK], slot: (at % BLOCK) as u32 };
             let places: Vec<KvRow> = (0..length).map(place).collect();
             let width = length * self.kv_heads * self.dim;
-            arena.write(0, &places, &numbers.units(width), &numbers.units(width));
+            arena.write(
+                &Pool::new(1),
+                Isa::detect(),
+                0,
+                &places,
+                &numbers.units(width),
+                &numbers.units(width),
+            );
             table
         });
         let tables = tables.collect();

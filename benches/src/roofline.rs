@@ -126,6 +126,21 @@ impl Model {
     }
 }
 
+/// The limit and the least microseconds of a step of a known model whose stored weights take `weights_bytes`; the step
+/// is given as sequences, new tokens of each, and tokens before them.
+pub fn of_step(
+    limits: &Limits,
+    caches: Caches,
+    model: &str,
+    weights_bytes: u64,
+    (sequences, tokens, after): (u64, u64, u64),
+) -> Option<(&'static str, f64)> {
+    let model = MODELS.iter().find(|known| model.replace("-coder", "") == known.name)?;
+    let step = Step { name: "", sequences, tokens, after };
+    let (bytes, operations) = (weights_bytes + model.bytes(step, 0.0), model.operations(step));
+    limits.least_ns(caches, bytes, operations, &UNITS).map(|(limit, least_ns)| (limit, least_ns / 1e3))
+}
+
 /// The bounds of known models at known steps.
 pub fn bounds(limits: &Limits, caches: Caches) -> Vec<Bound> {
     let mut bounds = Vec::new();

@@ -31,6 +31,7 @@ const BENCHMARKS: [(&str, Start); 8] = [
     ("wire", Start::Criterion),
     ("stream", Start::Criterion),
     ("gateway_stack", Start::Criterion),
+    ("engine", Start::Program { packages: &[], arguments: &[] }),
     ("gateway_overhead", Start::Program { packages: &["pons-gateway"], arguments: &[] }),
 ];
 

@@ -12,9 +12,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::digits::{
-    Affine, Centred, Digits, Eights, Fours, NestedAffine, NestedCentred, Scaler, Sixes,
-};
+use super::digits::{Affine, Centred, Digits, Eights, Fours, NestedAffine, NestedCentred, Scaler, Sixes};
 use super::source::fetch_lines;
 use crate::layout::matrix::STRIP;
 use crate::layout::quant::{GROUP, LANES, Quants, Scales, Width};
@@ -45,7 +43,13 @@ struct Operands<'a> {
 }
 
 /// Computes the outputs of one part; with `vnni` by the instructions made for it.
-pub(crate) fn quantised_tile(product: &Product<'_>, w: &Quants, tile: &ProductTile, out: Share<'_>, vnni: bool) {
+pub(crate) fn quantised_tile(
+    product: &Product<'_>,
+    w: &Quants,
+    tile: &ProductTile,
+    out: Share<'_>,
+    vnni: bool,
+) {
     let (x, n) = (product.quantised, product.w.rows());
     let groups = x.groups();
     let units = tile.strips.end * groups * (STRIP / LANES);
@@ -89,7 +93,13 @@ pub(crate) fn quantised_tile(product: &Product<'_>, w: &Quants, tile: &ProductTi
 
 /// # Safety
 /// As [`block`], for all rows and strips of `tile`.
-unsafe fn by_width<S: Scaler>(operands: &Operands<'_>, width: Width, scaler: S, tile: &ProductTile, vnni: bool) {
+unsafe fn by_width<S: Scaler>(
+    operands: &Operands<'_>,
+    width: Width,
+    scaler: S,
+    tile: &ProductTile,
+    vnni: bool,
+) {
     // SAFETY: the caller's duty.
     unsafe {
         match width {
@@ -102,7 +112,12 @@ unsafe fn by_width<S: Scaler>(operands: &Operands<'_>, width: Width, scaler: S, 
 
 /// # Safety
 /// As [`by_width`].
-unsafe fn by_planes<D: Digits, S: Scaler>(operands: &Operands<'_>, scaler: S, tile: &ProductTile, vnni: bool) {
+unsafe fn by_planes<D: Digits, S: Scaler>(
+    operands: &Operands<'_>,
+    scaler: S,
+    tile: &ProductTile,
+    vnni: bool,
+) {
     // SAFETY: the caller's duty.
     unsafe {
         match (operands.x.precision, vnni) {
@@ -120,7 +135,11 @@ macro_rules! loops {
         /// # Safety
         /// As the block loop, for all rows and strips of `tile`.
         #[target_feature(enable = $features)]
-        unsafe fn $strips<D: Digits, S: Scaler, const PLANES: usize>(operands: &Operands<'_>, scaler: S, tile: &ProductTile) {
+        unsafe fn $strips<D: Digits, S: Scaler, const PLANES: usize>(
+            operands: &Operands<'_>,
+            scaler: S,
+            tile: &ProductTile,
+        ) {
             let (first, rows) = (tile.rows.start, tile.rows.len());
             let blocks = rows.div_ceil(MOST_ROWS);
             for strip in tile.strips.clone() {
@@ -186,10 +205,16 @@ macro_rules! loops {
                         let inner = group - nest * S::NEST;
                         let place = (row, group);
                         if S::HALVES {
-                            $sums::<D, S, PLANES, R, 0, 4>(&mut sums, operands, scaler, scales, unit, place, inner);
-                            $sums::<D, S, PLANES, R, 4, 8>(&mut sums, operands, scaler, scales, unit, place, inner);
+                            $sums::<D, S, PLANES, R, 0, 4>(
+                                &mut sums, operands, scaler, scales, unit, place, inner,
+                            );
+                            $sums::<D, S, PLANES, R, 4, 8>(
+                                &mut sums, operands, scaler, scales, unit, place, inner,
+                            );
                         } else {
-                            $sums::<D, S, PLANES, R, 0, 8>(&mut sums, operands, scaler, scales, unit, place, inner);
+                            $sums::<D, S, PLANES, R, 0, 8>(
+                                &mut sums, operands, scaler, scales, unit, place, inner,
+                            );
                         }
                     }
                 }
@@ -202,7 +227,10 @@ macro_rules! loops {
         /// # Safety
         /// As the block loop.
         #[inline]
-        #[expect(clippy::too_many_arguments, reason = "inlined into the one loop that has these in registers")]
+        #[expect(
+            clippy::too_many_arguments,
+            reason = "inlined into the one loop that has these in registers"
+        )]
         #[target_feature(enable = $features)]
         unsafe fn $sums<
             D: Digits,
@@ -301,9 +329,8 @@ fn dot_vnni<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m51
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn dot_plain<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m512i {
-    let pairs = |numbers, weight| {
-        _mm512_madd_epi16(_mm512_maddubs_epi16(numbers, values), _mm512_set1_epi16(weight))
-    };
+    let pairs =
+        |numbers, weight| _mm512_madd_epi16(_mm512_maddubs_epi16(numbers, values), _mm512_set1_epi16(weight));
     if D::SMALL {
         return _mm512_add_epi32(sum, pairs(numbers, 1));
     }

@@ -30,7 +30,12 @@ impl Matrix {
     /// # Panics
     /// When a number does not fit the form's width, or the size cannot exist.
     pub fn from_quantised(rows: usize, cols: usize, form: Form, fill: &mut FillRow<'_>) -> Matrix {
-        Matrix { rows, cols, precision: Precision::default(), store: Store::Quants(Quants::pack(rows, cols, form, fill)) }
+        Matrix {
+            rows,
+            cols,
+            precision: Precision::default(),
+            store: Store::Quants(Quants::pack(rows, cols, form, fill)),
+        }
     }
 }
 

@@ -2,12 +2,12 @@
 //! rows then hold; whoever writes to the rows makes it stale.
 #![allow(unsafe_code)]
 
+use crate::compiled::dispatch;
 use crate::dispatch::Isa;
 use crate::layout::quant::GROUP;
 use crate::layout::rows::{Precision, QuantRows};
-use crate::ops::{self, Share};
-use crate::compiled::dispatch;
 use crate::ops::elementwise::share_out;
+use crate::ops::{self, Share};
 use crate::pool::Pool;
 use crate::portable::quantise::{self, Group};
 

@@ -105,7 +105,8 @@ pub fn project<const N: usize>(
         let mut first = 0;
         for (product, out) in &products {
             let count = product.w.strips();
-            let own = strips.start.clamp(first, first + count) - first..strips.end.clamp(first, first + count) - first;
+            let own = strips.start.clamp(first, first + count) - first
+                ..strips.end.clamp(first, first + count) - first;
             if !own.is_empty() {
                 product.compute(isa, &Tile { rows: rows.clone(), strips: own }, *out);
             }
@@ -118,7 +119,10 @@ pub fn project<const N: usize>(
 ///
 /// # Panics
 /// As [`project`], or when the two matrices differ in shape.
-#[expect(clippy::too_many_arguments, reason = "a kernel call names its operands; a struct would only rename them")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a kernel call names its operands; a struct would only rename them"
+)]
 pub fn project_gated(
     pool: &Pool,
     isa: Isa,
@@ -149,8 +153,9 @@ pub fn project_gated(
         let (first, end) = (tile.strips.start * STRIP, n.min(tile.strips.end * STRIP));
         for row in tile.rows {
             // SAFETY: this part alone has these rows and strips, and both products are done with them.
-            let (room, out) =
-                unsafe { (room.slice(row * n + first, end - first), out.slice(row * n + first, end - first)) };
+            let (room, out) = unsafe {
+                (room.slice(row * n + first, end - first), out.slice(row * n + first, end - first))
+            };
             dispatch!(isa, elementwise::silu_mul(room, out));
         }
     });

@@ -132,11 +132,23 @@ fn a_gated_product_is_silu_of_one_times_the_other() {
             ops::matmul(&pool, isa, &x, m, &gate, &mut a);
             ops::matmul(&pool, isa, &x, m, &up, &mut b);
             let (mut room, mut out) = (vec![0.0; m * rows], vec![0.0; m * rows]);
-            ops::project_gated(&pool, isa, &mut ops::Activations::from(x), m, &gate, &up, &mut room, &mut out);
+            ops::project_gated(
+                &pool,
+                isa,
+                &mut ops::Activations::from(x),
+                m,
+                &gate,
+                &up,
+                &mut room,
+                &mut out,
+            );
             let mut expected = vec![0.0; m * rows];
             scalar::silu_mul(&a, &b, &mut expected);
             for (got, want) in out.iter().zip(&expected) {
-                assert!((got - want).abs() <= 4e-6 * want.abs().max(1.0), "{format:?} {isa:?} {m}: {got} for {want}");
+                assert!(
+                    (got - want).abs() <= 4e-6 * want.abs().max(1.0),
+                    "{format:?} {isa:?} {m}: {got} for {want}"
+                );
             }
         }
     }
@@ -152,7 +164,10 @@ fn a_nan_or_an_infinity_among_the_inputs_shows_in_every_output() {
                 x[40] = bad;
                 let mut out = vec![0.0; 80];
                 ops::matmul(&Pool::new(1), isa, &x, 2, &w, &mut out);
-                assert!(out[..40].iter().all(|value| !value.is_finite()), "{format:?} {isa:?}: {bad} is lost");
+                assert!(
+                    out[..40].iter().all(|value| !value.is_finite()),
+                    "{format:?} {isa:?}: {bad} is lost"
+                );
                 assert!(out[40..].iter().all(|value| value.is_finite()), "{format:?} {isa:?}: rows mix");
             }
         }

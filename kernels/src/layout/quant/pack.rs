@@ -1,6 +1,8 @@
 //! From rows of numbers to packed units. The rule: sizes are multiplied with checks, because they come from files.
 
-use super::{FillRow, Form, GROUP, LANES, NEST, NEST_WORDS, QuantRow, Quants, Scales, Scaling, Width, unit_at};
+use super::{
+    FillRow, Form, GROUP, LANES, NEST, NEST_WORDS, QuantRow, Quants, Scales, Scaling, Width, unit_at,
+};
 use crate::layout::aligned::{Aligned, Zeroed};
 use crate::layout::matrix::STRIP;
 
@@ -28,7 +30,11 @@ impl Quants {
                 form.width.limit()
             );
             packed.put_digits(row, &q);
-            packed.scales.put(row, cols, &QuantRow { q: &mut [], d: &mut d, m: &mut m, s: &mut s, t: &mut t });
+            packed.scales.put(
+                row,
+                cols,
+                &QuantRow { q: &mut [], d: &mut d, m: &mut m, s: &mut s, t: &mut t },
+            );
         }
         packed
     }
@@ -113,12 +119,7 @@ impl Scales {
     }
 }
 
-fn put_pairs(
-    dm: &mut [u16],
-    from: &QuantRow<'_>,
-    groups: usize,
-    (strip, half, lane): (usize, usize, usize),
-) {
+fn put_pairs(dm: &mut [u16], from: &QuantRow<'_>, groups: usize, (strip, half, lane): (usize, usize, usize)) {
     for (group, (&d, &m)) in from.d.iter().zip(from.m.iter()).enumerate() {
         let at = unit_at(groups, strip, group, half) * 2 * LANES + lane;
         dm[at] = d;
