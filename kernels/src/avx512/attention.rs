@@ -157,8 +157,8 @@ fn pack_runs(scene: &Scene<'_>, tile: &AttentionTile<'_>, scratch: &mut Scratch)
                 let mut row = [0.0; 2 * LANES];
                 row[..q.len()].copy_from_slice(q);
                 let mut bits = [0_u32; LANES];
-                // SAFETY: two vectors of numbers become one; the features are the caller's. Both ways to round give
-                // the same for what is not subnormal, so that the choice is left to the products.
+                // SAFETY: two vectors of numbers become one; the features are the caller's. Rounding without the
+                // instruction gives the same bits, but for subnormal numbers, and is no bottleneck here.
                 unsafe {
                     let low = _mm512_loadu_ps(row.as_ptr());
                     let high = _mm512_loadu_ps(row.as_ptr().add(LANES));
@@ -191,26 +191,6 @@ fn run_segment(
     scratch: &mut Scratch,
     partial: &mut [f32],
 ) {
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")]
-    fn native(
-        scene: &Scene<'_>,
-        tile: &AttentionTile<'_>,
-        segment: usize,
-        scratch: &mut Scratch,
-        partial: &mut [f32],
-    ) {
-        attend::<Native>(scene, tile, segment, scratch, partial);
-    }
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    fn widened(
-        scene: &Scene<'_>,
-        tile: &AttentionTile<'_>,
-        segment: usize,
-        scratch: &mut Scratch,
-        partial: &mut [f32],
-    ) {
-        attend::<Widened>(scene, tile, segment, scratch, partial);
-    }
     if has_pairs() {
         // SAFETY: `Isa` has found most features before it chose this module, and `has_pairs` the last.
         unsafe { native(scene, tile, segment, scratch, partial) }
@@ -218,6 +198,28 @@ fn run_segment(
         // SAFETY: `Isa` has found the features before it chose this module.
         unsafe { widened(scene, tile, segment, scratch, partial) }
     }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")]
+fn native(
+    scene: &Scene<'_>,
+    tile: &AttentionTile<'_>,
+    segment: usize,
+    scratch: &mut Scratch,
+    partial: &mut [f32],
+) {
+    attend::<Native>(scene, tile, segment, scratch, partial);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+fn widened(
+    scene: &Scene<'_>,
+    tile: &AttentionTile<'_>,
+    segment: usize,
+    scratch: &mut Scratch,
+    partial: &mut [f32],
+) {
+    attend::<Widened>(scene, tile, segment, scratch, partial);
 }
 
 /// Gathers the blocks of a segment; eight-bit values are unpacked.
@@ -426,3 +428,6 @@ fn mix_run<D: Dot>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
