@@ -158,31 +158,34 @@ pub struct Search {
     space: Space,
     limits: Limits,
     stage: usize,
+    /// Best as the stage began; kept while it lasts, so that small steps don't become a walk.
+    origin: Option<Candidate>,
 }
 
 impl Search {
     /// A search from the brain's own settings.
     pub fn new(space: Space, limits: Limits) -> Self {
-        Self { space, limits, stage: 0 }
+        Self { space, limits, stage: 0, origin: None }
     }
 
     /// The next candidate, given all trials so far; none when there is nothing left to vary.
     pub fn next(&mut self, trials: &[Trial]) -> Option<Candidate> {
-        let origin = best(trials).or_else(|| nearest(trials, &self.limits));
-        let origin = origin.map_or_else(Candidate::default, |index| trials[index].candidate);
+        let so_far = best(trials).or_else(|| nearest(trials, &self.limits));
+        let so_far = so_far.map_or_else(Candidate::default, |index| trials[index].candidate);
         while self.stage < STAGES {
+            let origin = *self.origin.get_or_insert(so_far);
             let untried = |candidate: &Candidate| trials.iter().all(|trial| trial.candidate != *candidate);
             let mut around = self.around(origin).into_iter();
             if let Some(candidate) = around.find(|candidate| candidate.is_valid() && untried(candidate)) {
                 return Some(candidate);
             }
             self.stage += 1;
+            self.origin = None;
         }
         None
     }
 
-    /// The candidates of the present stage around the best so far. While a stage lasts they stay the same, since
-    /// only the setting that it varies can have changed.
+    /// The candidates of the present stage around a candidate.
     fn around(&self, origin: Candidate) -> Vec<Candidate> {
         let threads = self.space.threads;
         let sequences = |value: u32| Candidate { max_sequences: Some(value.max(1)), ..origin };
