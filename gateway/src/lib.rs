@@ -21,3 +21,4 @@ pub mod store;
 pub mod supervisor;
 pub mod telemetry;
 pub mod text;
+pub mod tune;

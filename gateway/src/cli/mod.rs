@@ -6,6 +6,7 @@ mod ledger;
 mod link;
 mod model;
 mod serve;
+mod tune;
 
 use crate::config::{self, Overrides, ResolvedConfig};
 use clap::{Args, Parser, Subcommand};
@@ -33,6 +34,8 @@ enum Command {
     /// Read what requests used; works with and without a running server
     #[command(subcommand)]
     Ledger(ledger::LedgerCommand),
+    /// Find the settings that serve most within the promised latencies, by trying them
+    Tune(tune::TuneArguments),
     /// Check and show the configuration
     #[command(subcommand)]
     Config(config_command::ConfigCommand),
@@ -64,6 +67,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Model(command) => model::run(command),
         Command::Key(command) => key::run(command),
         Command::Ledger(command) => ledger::run(command),
+        Command::Tune(arguments) => tune::run(&arguments),
         Command::Config(command) => config_command::run(&command),
     }
 }
