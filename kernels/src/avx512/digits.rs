@@ -234,8 +234,13 @@ impl AffineNest {
     fn six_bits(&self, index: usize) -> __m512 {
         let [a, b, c] = self.words;
         let number = if index < 15 {
+            let word = match index / 5 {
+                0 => a,
+                1 => b,
+                _ => c,
+            };
             let shift = _mm_cvtsi32_si128(6 * (index % 5) as i32);
-            _mm512_and_si512(_mm512_srl_epi32(self.words[index / 5], shift), _mm512_set1_epi32(63))
+            _mm512_and_si512(_mm512_srl_epi32(word, shift), _mm512_set1_epi32(63))
         } else {
             let (b, c) = (_mm512_srli_epi32::<30>(b), _mm512_slli_epi32::<4>(_mm512_srli_epi32::<30>(c)));
             let low = _mm512_or_si512(_mm512_srli_epi32::<30>(a), _mm512_slli_epi32::<2>(b));

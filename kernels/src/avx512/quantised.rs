@@ -265,8 +265,11 @@ macro_rules! loops {
                     }
                 }
                 let mut dots = [[_mm512_setzero_si512(); 2]; R];
+                // Loops, not closures: a closure is compiled without the features and called.
                 if PLANES == 1 {
-                    dots = zeros.map(|zero| [zero; 2]);
+                    for r in 0..R {
+                        dots[r] = [zeros[r]; 2];
+                    }
                 }
                 let bytes = x.stride * PLANES;
                 let values = x.q.as_ptr().add(row * bytes + group * GROUP);
@@ -283,8 +286,10 @@ macro_rules! loops {
                     if PLANES == 2 && plane == 0 {
                         // What comes next are the lower bytes, and what stands for zero belongs to both.
                         for r in 0..R {
-                            let less = zeros[r];
-                            dots[r] = dots[r].map(|dot| _mm512_add_epi32(_mm512_slli_epi32::<7>(dot), less));
+                            for half in 0..2 {
+                                let upper = _mm512_slli_epi32::<7>(dots[r][half]);
+                                dots[r][half] = _mm512_add_epi32(upper, zeros[r]);
+                            }
                         }
                     }
                 }
