@@ -23,7 +23,7 @@ enum Start {
 }
 
 /// Every benchmark that has a record, by the name of its target and of its file.
-const BENCHMARKS: [(&str, Start); 8] = [
+const BENCHMARKS: [(&str, Start); 9] = [
     ("machine_limits", Start::Program { packages: &[], arguments: &[] }),
     ("kernels", Start::Criterion),
     ("scheduler", Start::Criterion),

@@ -348,10 +348,6 @@ fn fetch_ahead<S: Source, const T: usize>(operands: &Operands, source: S, strip:
 /// # Safety
 /// As [`chains`].
 #[inline]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "always inlined into the one loop that has all of these in registers"
-)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn step<S: Source, const R: usize, const T: usize>(
     sums: &mut [[__m512; T]; R],

@@ -227,10 +227,6 @@ macro_rules! loops {
         /// # Safety
         /// As the block loop.
         #[inline]
-        #[expect(
-            clippy::too_many_arguments,
-            reason = "inlined into the one loop that has these in registers"
-        )]
         #[target_feature(enable = $features)]
         unsafe fn $sums<
             D: Digits,
