@@ -186,7 +186,7 @@ fn main() -> anyhow::Result<()> {
         .threads
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let limits = Limits::measure(threads, Effort::FULL);
-    print!("{}", limits.table());
+    eprint!("{}", limits.table());
     let mut cases = Vec::new();
     for model in &arguments.models {
         let path = locate::locate(model)?;
@@ -206,7 +206,7 @@ fn main() -> anyhow::Result<()> {
         engine.check().context("the answer must be right before it is timed")?;
         for step in STEPS {
             let case = measure(&mut engine, step, model, weights_bytes, &limits, arguments.tries)?;
-            println!("{}", line(&case));
+            eprintln!("{}", line(&case));
             cases.push(case);
         }
     }
