@@ -73,7 +73,7 @@ impl Format {
         match self {
             Self::F32 => 1e-4,
             // Activations are rounded to eight bits.
-            Self::Quantised(_) => 1e-2,
+            Self::Quantised(_) => 2e-2,
         }
     }
 

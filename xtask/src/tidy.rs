@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use crate::run::{cargo, command, output, root};
 
 /// Crates of the workspace and which of each other they may import (tests included).
-const IMPORTS: [(&str, &[&str]); 7] = [
+const IMPORTS: [(&str, &[&str]); 8] = [
     ("pons-protocol", &[]),
     ("pons-kernels", &[]),
     ("pons-checkpoint", &[]),
@@ -20,6 +20,7 @@ const IMPORTS: [(&str, &[&str]); 7] = [
         "pons-benches",
         &["pons-checkpoint", "pons-gateway", "pons-gpu-worker", "pons-kernels", "pons-protocol"],
     ),
+    ("pons-loadtest", &[]),
     ("xtask", &[]),
 ];
 /// Most lines of a file.
