@@ -13,6 +13,9 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+/// Settings of the C library's allocator, read as a process starts.
+const TUNABLES: &str = "GLIBC_TUNABLES";
+
 /// First and longest pause before a restart.
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_LAST: Duration = Duration::from_secs(10);
@@ -108,7 +111,13 @@ fn keep(
 }
 
 fn start(spec: &BrainSpec) -> std::io::Result<Child> {
-    Command::new(&spec.program).args(&spec.args).stdin(std::process::Stdio::null()).kill_on_drop(true).spawn()
+    let mut command = Command::new(&spec.program);
+    // Weights and KV blocks are read from end to end again and again: on huge pages, where the system allows them,
+    // that costs far fewer look-ups. Who starts us may choose otherwise.
+    if std::env::var_os(TUNABLES).is_none() {
+        command.env(TUNABLES, "glibc.malloc.hugetlb=1");
+    }
+    command.args(&spec.args).stdin(std::process::Stdio::null()).kill_on_drop(true).spawn()
 }
 
 /// Waits for the child's end; ends it when it hangs.

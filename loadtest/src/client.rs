@@ -52,6 +52,8 @@ pub struct Outcome {
     pub due_s: f64,
     /// From due to sent.
     pub lag_s: f64,
+    /// Whether it was sent twice, since its connection was closed before an answer began.
+    pub again: bool,
     /// From due to each chunk with output.
     pub chunks_s: Vec<f64>,
     /// From due to the end.
@@ -91,6 +93,7 @@ impl Client {
             end: End::Failed("no answer"),
             due_s: due.duration_since(start).as_secs_f64(),
             lag_s: due.elapsed().as_secs_f64(),
+            again: false,
             chunks_s: Vec::with_capacity(planned.output_tokens as usize + 2),
             end_s: 0.0,
             prompt_tokens: 0,
@@ -113,7 +116,13 @@ impl Client {
         outcome: &mut Outcome,
     ) -> End {
         let Ok(request) = self.request(scenario, planned) else { return End::Failed("bad url") };
-        let response = match self.pool.request(request).await {
+        let mut response = self.pool.request(request.clone()).await;
+        // A server may close a kept connection just as a request goes out on it; every SDK then sends it again.
+        if response.as_ref().is_err_and(|error| !error.is_connect()) {
+            outcome.again = true;
+            response = self.pool.request(request).await;
+        }
+        let response = match response {
             Ok(response) => response,
             Err(error) if error.is_connect() => return End::Failed("connect"),
             Err(_) => return End::Failed("reset"),

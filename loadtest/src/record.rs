@@ -170,6 +170,10 @@ impl Round {
         if (ok.len() as u64) < FEW {
             warnings.push(format!("99th percentiles of time to first token rest on {} requests", ok.len()));
         }
+        let again = outcomes.iter().filter(|outcome| outcome.again).count();
+        if again > 0 {
+            warnings.push(format!("{again} requests were sent again after the server closed a kept connection"));
+        }
         let lag_ms = Latency::of(outcomes.iter().map(|outcome| outcome.lag_s));
         if lag_ms.p99 > 5.0 {
             warnings.push(format!("the harness sent 1 % of requests {:.1} ms late or more", lag_ms.p99));
