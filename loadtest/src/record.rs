@@ -172,7 +172,8 @@ impl Round {
         }
         let again = outcomes.iter().filter(|outcome| outcome.again).count();
         if again > 0 {
-            warnings.push(format!("{again} requests were sent again after the server closed a kept connection"));
+            warnings
+                .push(format!("{again} requests were sent again after the server closed a kept connection"));
         }
         let lag_ms = Latency::of(outcomes.iter().map(|outcome| outcome.lag_s));
         if lag_ms.p99 > 5.0 {
