@@ -137,7 +137,13 @@ impl Bench {
     fn products(&mut self, shape: &Shape, format: Format) {
         let mut numbers = Numbers::new(7);
         let w = format.matrix(shape, &mut numbers);
-        let group = format!("matmul_{}_{}x{}_{}", shape.model, shape.inputs, shape.outputs, format.name());
+        let group = format!(
+            "matmul_{}_{}x{}_{}",
+            shape.model,
+            shape.inputs,
+            shape.outputs,
+            format.name().replace(' ', "_")
+        );
         for rows in [1, 4, 8, 32, 512].into_iter().filter(|rows| *rows <= shape.most_rows) {
             let x = numbers.units(rows * shape.inputs);
             let mut activations = ops::Activations::from(x.clone());
