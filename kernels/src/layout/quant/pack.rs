@@ -67,19 +67,28 @@ impl Quants {
         let bytes = self.width.unit_bytes();
         for (group, q) in q.chunks_exact(GROUP).enumerate() {
             let unit = &mut self.digits[unit_at(groups, strip, group, half) * bytes..][..bytes];
-            for (k, &q) in q.iter().enumerate() {
-                let (quad, at) = (k / 4, lane * 4 + k % 4);
-                let (vector, high) = (quad % 4 * 64, quad / 4);
+            for (quad, q) in q.chunks_exact(QUAD).enumerate() {
+                let (vector, high) = (quad % 4 * 64 + lane * QUAD, quad / 4);
                 match self.width {
-                    Width::Four => unit[vector + at] |= q << (4 * high),
+                    Width::Four => put(unit, vector, q, |q| q << (4 * high)),
                     Width::Six => {
-                        unit[vector + at] |= (q & 15) << (4 * high);
-                        unit[256 + high * 64 + at] |= (q >> 4) << (2 * (quad % 4));
+                        put(unit, vector, q, |q| (q & 15) << (4 * high));
+                        put(unit, 256 + high * 64 + lane * QUAD, q, |q| (q >> 4) << (2 * (quad % 4)));
                     }
-                    Width::Eight => unit[quad * 64 + at] = q,
+                    Width::Eight => put(unit, quad * 64 + lane * QUAD, q, |q| q),
                 }
             }
         }
+    }
+}
+
+/// Numbers of one output in a vector.
+const QUAD: usize = 4;
+
+/// Puts a quad's bits beside those that are there.
+fn put(unit: &mut [u8], at: usize, quad: &[u8], bits: impl Fn(u8) -> u8) {
+    for (byte, &number) in unit[at..at + QUAD].iter_mut().zip(quad) {
+        *byte |= bits(number);
     }
 }
 
