@@ -3,6 +3,7 @@
 
 use std::arch::x86_64::*;
 
+use super::source::widen_half;
 use crate::layout::quant::{GROUP, LANES, NEST, NEST_WORDS};
 
 /// Reads the numbers of a unit as unsigned bytes: four inputs of each of sixteen outputs.
@@ -123,17 +124,6 @@ pub(super) trait Scaler: Copy {
     unsafe fn minimum(self, nest: Self::Nest, group: usize) -> __m512;
 }
 
-/// [`LANES`] half-precision numbers.
-///
-/// # Safety
-/// The processor has AVX-512 F; the numbers may be read.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn halves(at: *const u16) -> __m512 {
-    // SAFETY: the caller's duty.
-    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
-}
-
 /// `w = d · (q − zero)`.
 #[derive(Clone, Copy)]
 pub(super) struct Centred {
@@ -156,7 +146,7 @@ impl Scaler for Centred {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn open(self, nest: usize) -> __m512 {
         // SAFETY: the caller's duty.
-        unsafe { halves(self.d.add(nest * LANES)) }
+        unsafe { widen_half(self.d.add(nest * LANES)) }
     }
 
     #[inline]
@@ -195,7 +185,7 @@ impl Scaler for Affine {
         // SAFETY: the caller's duty.
         unsafe {
             let at = self.dm.add(nest * 2 * LANES);
-            (halves(at), halves(at.add(LANES)))
+            (widen_half(at), widen_half(at.add(LANES)))
         }
     }
 
@@ -268,8 +258,8 @@ impl Scaler for NestedAffine {
         unsafe {
             let (dm, st) = (self.dm.add(nest * 2 * LANES), self.st.add(nest * NEST_WORDS * LANES));
             let word = |index: usize| _mm512_loadu_si512(st.add(index * LANES).cast());
-            let m = _mm512_sub_ps(_mm512_setzero_ps(), halves(dm.add(LANES)));
-            AffineNest { d: halves(dm), m, words: [word(0), word(1), word(2)] }
+            let m = _mm512_sub_ps(_mm512_setzero_ps(), widen_half(dm.add(LANES)));
+            AffineNest { d: widen_half(dm), m, words: [word(0), word(1), word(2)] }
         }
     }
 
@@ -309,7 +299,7 @@ impl Scaler for NestedCentred {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn open(self, nest: usize) -> Self::Nest {
         // SAFETY: the caller's duty.
-        unsafe { (halves(self.d.add(nest * LANES)), self.s.add(nest * 2 * NEST * LANES)) }
+        unsafe { (widen_half(self.d.add(nest * LANES)), self.s.add(nest * 2 * NEST * LANES)) }
     }
 
     #[inline]

@@ -14,6 +14,7 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::outputs::{lanes, put};
 use super::source::{Bf16s, Floats, Halves, Panel, STEP, Source};
 use crate::layout::matrix::{STRIP, Store};
 use crate::ops::{Product, ProductTile, Share};
@@ -317,11 +318,7 @@ unsafe fn chains<S: Source, const R: usize, const T: usize>(
                     _mm512_storeu_ps(operands.sums_at(row + r, tile + t), *sum);
                 } else {
                     let (first, mask) = operands.lanes(tile + t);
-                    let (out, mut sum) = (operands.out_at(row + r, first), *sum);
-                    if operands.add {
-                        sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), sum);
-                    }
-                    _mm512_mask_storeu_ps(out, mask, sum);
+                    put(operands.out_at(row + r, first), mask, *sum, operands.add);
                 }
             }
         }
@@ -409,8 +406,7 @@ impl Operands {
     #[inline]
     fn lanes(&self, tile: usize) -> (usize, __mmask16) {
         let first = tile * (STRIP / 2);
-        let left = self.n.saturating_sub(first).min(STRIP / 2);
-        (first, ((1_u32 << left) - 1) as __mmask16)
+        (first, lanes(self.n, first))
     }
 
     /// Where the sums of a row and a tile lie between two panels.

@@ -5,6 +5,7 @@
 pub(crate) mod attention;
 mod digits;
 mod matmul;
+mod outputs;
 mod quantised;
 mod source;
 

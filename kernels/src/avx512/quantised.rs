@@ -13,6 +13,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::digits::{Affine, Centred, Digits, Eights, Fours, NestedAffine, NestedCentred, Scaler, Sixes};
+use super::outputs::{lanes, put};
 use super::source::fetch_lines;
 use crate::layout::matrix::STRIP;
 use crate::layout::quant::{GROUP, LANES, Quants, Scales, Width};
@@ -92,7 +93,7 @@ pub(crate) fn quantised_tile(
 }
 
 /// # Safety
-/// As [`block`], for all rows and strips of `tile`.
+/// As the block loop below, for all rows and strips of `tile`.
 unsafe fn by_width<S: Scaler>(
     operands: &Operands<'_>,
     width: Width,
@@ -341,12 +342,6 @@ fn dot_plain<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m5
 }
 
 impl Operands<'_> {
-    /// Which of the sixteen outputs of a half exist.
-    #[inline]
-    fn lanes(&self, first: usize) -> __mmask16 {
-        ((1_u32 << self.n.saturating_sub(first).min(LANES)) - 1) as __mmask16
-    }
-
     /// What the chains of a strip start from.
     ///
     /// # Safety
@@ -358,7 +353,8 @@ impl Operands<'_> {
         for half in 0..2 {
             let first = strip * STRIP + half * LANES;
             // SAFETY: the mask keeps the load inside the bias.
-            let bias = unsafe { _mm512_maskz_loadu_ps(self.lanes(first), bias.as_ptr().wrapping_add(first)) };
+            let bias =
+                unsafe { _mm512_maskz_loadu_ps(lanes(self.n, first), bias.as_ptr().wrapping_add(first)) };
             for r in 0..R {
                 sums[r][half] = bias;
             }
@@ -374,17 +370,11 @@ impl Operands<'_> {
     unsafe fn finish<const R: usize>(&self, sums: &[[__m512; 2]; R], strip: usize, row: usize) {
         for half in 0..2 {
             let first = strip * STRIP + half * LANES;
-            let mask = self.lanes(first);
+            let mask = lanes(self.n, first);
             for r in 0..R {
                 let out = self.out.wrapping_add((row + r) * self.n + first);
-                let mut sum = sums[r][half];
-                // SAFETY: the mask keeps both inside the row.
-                unsafe {
-                    if self.add {
-                        sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), sum);
-                    }
-                    _mm512_mask_storeu_ps(out, mask, sum);
-                }
+                // SAFETY: the mask keeps it inside the row; the rest is the caller's duty.
+                unsafe { put(out, mask, sums[r][half], self.add) };
             }
         }
     }

@@ -161,10 +161,10 @@ pub(super) unsafe fn widen_bf16(at: *const u16) -> __m512 {
 /// Sixteen half-precision numbers as `f32`.
 ///
 /// # Safety
-/// Sixteen numbers can be read at `at`.
+/// The processor has AVX-512 F; sixteen numbers can be read at `at`.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn widen_half(at: *const u16) -> __m512 {
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn widen_half(at: *const u16) -> __m512 {
     // SAFETY: the caller's duty.
     _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
 }

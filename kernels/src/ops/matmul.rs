@@ -10,7 +10,7 @@ use crate::layout::matrix::{Matrix, STRIP, Store};
 use crate::layout::rows::QuantRows;
 use crate::ops::{Activations, Share};
 use crate::pool::Pool;
-use crate::portable;
+use crate::portable::{self, elementwise};
 
 /// Bytes of rows that one part works on, so that they stay in the second-level cache while weights pass by.
 const PART_BYTES: usize = 448 << 10;
@@ -160,8 +160,6 @@ pub fn project_gated(
         }
     });
 }
-
-use crate::portable::elementwise;
 
 /// Makes the form of the rows that the weights are multiplied with.
 fn prepare(pool: &Pool, isa: Isa, x: &mut Activations, cols: usize, weights: &[&Matrix]) {
