@@ -63,19 +63,25 @@ const WIDTHS: [(&str, f64); 3] = [("f32", 32.0), ("8-bit", 8.5), ("4-bit", 5.0)]
 
 /// What a step computes: so many sequences with so many new tokens each, after so many.
 #[derive(Clone, Copy)]
-struct Step {
-    name: &'static str,
-    sequences: u64,
-    tokens: u64,
-    after: u64,
+pub struct Step {
+    /// What it is called.
+    pub name: &'static str,
+    /// Sequences.
+    pub sequences: u32,
+    /// New tokens of each.
+    pub tokens: u32,
+    /// Tokens before them.
+    pub after: u32,
 }
 
-const STEPS: [Step; 5] = [
+/// The steps that are looked at.
+pub const STEPS: [Step; 6] = [
     Step { name: "decode 1 after 512", sequences: 1, tokens: 1, after: 512 },
     Step { name: "decode 4 after 512", sequences: 4, tokens: 1, after: 512 },
     Step { name: "decode 8 after 512", sequences: 8, tokens: 1, after: 512 },
     Step { name: "decode 32 after 512", sequences: 32, tokens: 1, after: 512 },
     Step { name: "prefill 512", sequences: 1, tokens: 512, after: 0 },
+    Step { name: "prefill 4096", sequences: 1, tokens: 4096, after: 0 },
 ];
 
 /// What one step asks of a machine, and what it can take at the least.
@@ -114,29 +120,28 @@ impl Model {
     fn bytes(&self, step: Step, bits: f64) -> u64 {
         let weights = (self.layer_weights() + self.head_weights()) as f64 * bits / 8.0;
         let token = 2 * self.layers * self.kv_heads * self.head_dim * KV_BYTES;
-        weights as u64 + step.sequences * (step.after + step.tokens) * token
+        weights as u64 + u64::from(step.sequences) * u64::from(step.after + step.tokens) * token
     }
 
     fn operations(&self, step: Step) -> u64 {
-        let rows = step.sequences * step.tokens;
+        let [sequences, tokens, after] = [step.sequences, step.tokens, step.after].map(u64::from);
+        let rows = sequences * tokens;
         // Each token sees those before it and itself; a product and a weighted sum for each.
-        let seen = rows * step.after + step.sequences * step.tokens * (step.tokens + 1) / 2;
+        let seen = rows * after + sequences * tokens * (tokens + 1) / 2;
         let attention = 4 * seen * self.layers * self.heads * self.head_dim;
-        2 * (rows * self.layer_weights() + step.sequences * self.head_weights()) + attention
+        2 * (rows * self.layer_weights() + sequences * self.head_weights()) + attention
     }
 }
 
-/// The limit and the least microseconds of a step of a known model whose stored weights take `weights_bytes`; the step
-/// is given as sequences, new tokens of each, and tokens before them.
+/// The limit and the least microseconds of a step of a known model whose stored weights take `weights_bytes`.
 pub fn of_step(
     limits: &Limits,
     caches: Caches,
     model: &str,
     weights_bytes: u64,
-    (sequences, tokens, after): (u64, u64, u64),
+    step: Step,
 ) -> Option<(&'static str, f64)> {
     let model = MODELS.iter().find(|known| model.replace("-coder", "") == known.name)?;
-    let step = Step { name: "", sequences, tokens, after };
     let (bytes, operations) = (weights_bytes + model.bytes(step, 0.0), model.operations(step));
     limits.least_ns(caches, bytes, operations, &UNITS).map(|(limit, least_ns)| (limit, least_ns / 1e3))
 }
@@ -159,7 +164,7 @@ pub fn bounds(limits: &Limits, caches: Caches) -> Vec<Bound> {
                     operations,
                     limit,
                     least_us: least_ns / 1e3,
-                    most_tokens_per_s: (step.sequences * step.tokens) as f64 * 1e9 / least_ns,
+                    most_tokens_per_s: f64::from(step.sequences * step.tokens) * 1e9 / least_ns,
                 });
             }
         }

@@ -10,21 +10,22 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use pons_benches::limits::{Caches, Effort, Limits};
 use pons_benches::machine::{Machine, write_record};
-use pons_benches::roofline;
+use pons_benches::roofline::{self, STEPS, Step};
 use pons_checkpoint::{Checkpoint, locate};
 use pons_gpu_worker::executor::{LocalConfig, LocalExecutor, ModelExecutor, NewSequence, PlanItem, StepPlan};
+use pons_gpu_worker::kv::BLOCK_TOKENS;
 use pons_kernels::KvFormat;
 use pons_protocol::sampling::{SamplingParams, StopParams};
 use serde::Serialize;
 
-/// Tokens of one KV block.
-const BLOCK: u32 = 16;
 /// The longest sequence of any case.
 const CONTEXT: u32 = 4608;
 /// The most sequences of any case.
 const MOST_ROWS: u32 = 32;
+/// Most tokens of one step.
+const STEP_TOKENS: u32 = 2048;
 /// KV blocks: the longest sequence, or the most sequences after half a thousand tokens.
-const BLOCKS: u32 = MOST_ROWS * 1024 / BLOCK;
+const BLOCKS: u32 = MOST_ROWS * 1024 / BLOCK_TOKENS;
 
 /// Time steps of a model and compare them with what the machine allows.
 #[derive(Parser)]
@@ -76,24 +77,6 @@ struct Engine {
     sampled: Vec<u32>,
 }
 
-/// What a step computes: so many sequences with so many new tokens each, after so many.
-#[derive(Clone, Copy)]
-struct Step {
-    name: &'static str,
-    sequences: u32,
-    tokens: u32,
-    after: u32,
-}
-
-const STEPS: [Step; 6] = [
-    Step { name: "decode 1 after 512", sequences: 1, tokens: 1, after: 512 },
-    Step { name: "decode 4 after 512", sequences: 4, tokens: 1, after: 512 },
-    Step { name: "decode 8 after 512", sequences: 8, tokens: 1, after: 512 },
-    Step { name: "decode 32 after 512", sequences: 32, tokens: 1, after: 512 },
-    Step { name: "prefill 512", sequences: 1, tokens: 512, after: 0 },
-    Step { name: "prefill 4096", sequences: 1, tokens: 4096, after: 0 },
-];
-
 /// A token of a text that is the same every time: ids that every vocabulary has.
 fn token(sequence: u32, position: u32) -> u32 {
     1000 + (sequence * 7919 + position * 104_729) % 20_000
@@ -104,7 +87,7 @@ impl Engine {
     /// lie side by side.
     fn run(&mut self, sequences: &[u32], start: u32, count: u32, sample: bool) -> anyhow::Result<Vec<u32>> {
         let items = sequences.iter().enumerate().map(|(slot, &sequence)| {
-            let blocks = (start + count).div_ceil(BLOCK);
+            let blocks = (start + count).div_ceil(BLOCK_TOKENS);
             let first = slot as u32 * (BLOCKS / sequences.len() as u32);
             PlanItem {
                 slot: slot as u32,
@@ -132,7 +115,7 @@ impl Engine {
 
     /// Fills the caches of `sequences` up to `tokens`.
     fn fill(&mut self, sequences: &[u32], tokens: u32) -> anyhow::Result<()> {
-        let chunk = 2048 / sequences.len() as u32;
+        let chunk = STEP_TOKENS / sequences.len() as u32;
         for start in (0..tokens).step_by(chunk as usize) {
             self.run(sequences, start, chunk.min(tokens - start), false)?;
         }
@@ -157,7 +140,7 @@ impl Engine {
     /// One step as [`Step`] says, in chunks where it is longer than a step may be.
     fn once(&mut self, step: Step) -> anyhow::Result<Vec<u32>> {
         let sequences: Vec<u32> = (0..step.sequences).collect();
-        let most = 2048.min(step.tokens);
+        let most = STEP_TOKENS.min(step.tokens);
         let mut out = Vec::new();
         for start in (0..step.tokens).step_by(most as usize) {
             let last = start + most >= step.tokens;
@@ -196,7 +179,7 @@ fn main() -> anyhow::Result<()> {
             kv_format: KvFormat::Bf16,
             blocks: BLOCKS,
             slots: MOST_ROWS,
-            step_tokens: 2048,
+            step_tokens: STEP_TOKENS,
             context_tokens: CONTEXT,
         };
         let executor = LocalExecutor::load(&checkpoint, config)?;
@@ -244,13 +227,7 @@ fn measure(
     sorted.sort_by(f64::total_cmp);
     let median_us = sorted[sorted.len() / 2];
     let tokens = step.sequences * step.tokens;
-    let bound = roofline::of_step(
-        limits,
-        Caches::of_this_machine(),
-        model,
-        weights_bytes,
-        (u64::from(step.sequences), u64::from(step.tokens), u64::from(step.after)),
-    );
+    let bound = roofline::of_step(limits, Caches::of_this_machine(), model, weights_bytes, step);
     Ok(Case {
         model: model.to_owned(),
         step: step.name,
