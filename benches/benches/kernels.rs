@@ -193,7 +193,9 @@ impl Bench {
                 AttentionSeq { first_row: rows - count, rows: count, start: start as u32, table }
             })
             .collect();
-        let q = numbers.units(rows * scene.heads * scene.dim);
+        // Queries that bfloat16 holds exactly: the oracle does not round them.
+        let exact = |q: f32| half::bf16::from_f32(q).to_f32();
+        let q: Vec<f32> = numbers.units(rows * scene.heads * scene.dim).into_iter().map(exact).collect();
         let scale = 1.0 / (scene.dim as f32).sqrt();
         let mut out = vec![0.0; q.len()];
         let (pool, isa, heads) = (&self.pool, self.isa, scene.heads);
@@ -201,7 +203,7 @@ impl Bench {
         let mut expected = vec![0.0; q.len()];
         scalar::attention(&arena, 0, &q, heads, &seqs, scale, &mut expected);
         for (at, (got, want)) in out.iter().zip(&expected).enumerate() {
-            assert!((got - want).abs() <= 1e-3, "{name}: {got} for {want} at {at}");
+            assert!((got - want).abs() <= attention_error(isa), "{name}: {got} for {want} at {at}");
         }
         let keys: usize = sequences.iter().map(|(start, rows)| start + rows).sum();
         // A query sees what came before it and itself; each key it sees costs a product and a weighted sum.
@@ -273,6 +275,12 @@ fn check_numbers(name: &str, got: &[f32], expected: &[f32]) {
     for (at, (got, want)) in got.iter().zip(expected).enumerate() {
         assert!((got - want).abs() <= 1e-4 * want.abs().max(1.0), "{name}: {got} for {want} at {at}");
     }
+}
+
+/// Most error of attention over values below one. With AVX-512 weights are rounded to bfloat16, by at most 1/512 of
+/// themselves, and so is their sum.
+fn attention_error(isa: Isa) -> f32 {
+    if matches!(isa, Isa::Portable | Isa::Avx2) { 1e-3 } else { 1.0 / 256.0 }
 }
 
 /// Heads of a model.
