@@ -1,7 +1,7 @@
 //! Quantised weight matrices. The rule: the numbers of the file are kept bit for bit, at the width they have there,
 //! in the order in which a product reads them.
 //!
-//! Outputs are packed in strips of [`STRIP`], two *halves* of [`LANES`]; inputs in groups of [`GROUP`]. A *unit* is
+//! Outputs are packed in strips of `STRIP`, two *halves* of `LANES`; inputs in groups of `GROUP`. A *unit* is
 //! one half of a strip by one group; units follow each other as (strip, group, half). Inside a unit a vector of 64
 //! bytes holds four consecutive inputs (a *quad*) of sixteen outputs, the operand of an 8-bit dot product: of the
 //! eight quads of a group, vector `j` holds quad `j` in the low nibbles and quad `j + 4` in the high ones. Six-bit
