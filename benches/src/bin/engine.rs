@@ -39,6 +39,9 @@ struct Arguments {
     /// Times each case is measured; the median counts
     #[arg(long, default_value_t = 7)]
     tries: usize,
+    /// Only steps whose name holds this, such as 'decode' or 'prefill 512'
+    #[arg(long, default_value = "")]
+    steps: String,
     /// Record to write
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -187,7 +190,7 @@ fn main() -> anyhow::Result<()> {
         let mut engine = Engine { executor, step: 0, sampled: vec![0; MOST_ROWS as usize] };
         engine.admit()?;
         engine.check().context("the answer must be right before it is timed")?;
-        for step in STEPS {
+        for step in STEPS.into_iter().filter(|step| step.name.contains(&arguments.steps)) {
             let case = measure(&mut engine, step, model, weights_bytes, &limits, arguments.tries)?;
             eprintln!("{}", line(&case));
             cases.push(case);

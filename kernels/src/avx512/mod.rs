@@ -6,6 +6,7 @@ pub(crate) mod attention;
 mod digits;
 mod matmul;
 mod outputs;
+mod panel;
 mod quantised;
 mod source;
 

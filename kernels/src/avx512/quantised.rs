@@ -2,7 +2,7 @@
 //! an output is one chain of fused multiply-adds in order. So the number of rows cannot show.
 //!
 //! A block of rows by one strip holds all its sums in registers. Numbers are unpacked where they are used: for one
-//! row that is still faster than memory, for many it is a small part.
+//! row that is still faster than memory. For many rows they are unpacked once, in `panel.rs`.
 #![allow(unsafe_code)]
 #![allow(
     clippy::needless_range_loop,
@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use super::digits::{Affine, Centred, Digits, Eights, Fours, NestedAffine, NestedCentred, Scaler, Sixes};
 use super::outputs::{lanes, put};
+use super::panel::{panels_plain, panels_vnni};
 use super::source::fetch_lines;
 use crate::layout::matrix::STRIP;
 use crate::layout::quant::{GROUP, LANES, Quants, Scales, Width};
@@ -23,7 +24,7 @@ use crate::ops::{Product, ProductTile, Share};
 /// The most rows whose sums, of integers and of products, are in registers together.
 const MOST_ROWS: usize = 6;
 
-/// Rows up to which weights come from memory, so that they are worth asking for ahead.
+/// Rows up to which unpacking numbers where they are used is faster than unpacking them once for all rows.
 const FEW_ROWS: usize = 12;
 
 /// How far ahead of its use a unit is fetched.
@@ -31,16 +32,15 @@ const AHEAD_BYTES: usize = 4096;
 
 /// The operands as the loops see them.
 #[derive(Clone, Copy)]
-struct Operands<'a> {
-    x: &'a QuantRows,
-    digits: *const u8,
-    groups: usize,
+pub(super) struct Operands<'a> {
+    pub(super) x: &'a QuantRows,
+    pub(super) digits: *const u8,
+    pub(super) groups: usize,
     bias: Option<&'a [f32]>,
     /// Whether the product is added to what `out` holds.
     add: bool,
     out: *mut f32,
     n: usize,
-    fetch: bool,
 }
 
 /// Computes the outputs of one part; with `vnni` by the instructions made for it.
@@ -65,7 +65,6 @@ pub(crate) fn quantised_tile(
         add: product.add,
         out: out.pointer(),
         n,
-        fetch: tile.rows.len() <= FEW_ROWS,
     };
     let shift = |zero: u8| zero.trailing_zeros();
     // SAFETY: `Isa` has found the features before it chose this function. The assertions above keep rows, strips and
@@ -119,9 +118,14 @@ unsafe fn by_planes<D: Digits, S: Scaler>(
     tile: &ProductTile,
     vnni: bool,
 ) {
+    let many = tile.rows.len() > FEW_ROWS;
     // SAFETY: the caller's duty.
     unsafe {
         match (operands.x.precision, vnni) {
+            (Precision::Eight, true) if many => panels_vnni::<D, S, 1>(operands, scaler, tile),
+            (Precision::Fifteen, true) if many => panels_vnni::<D, S, 2>(operands, scaler, tile),
+            (Precision::Eight, false) if many => panels_plain::<D, S, 1>(operands, scaler, tile),
+            (Precision::Fifteen, false) if many => panels_plain::<D, S, 2>(operands, scaler, tile),
             (Precision::Eight, true) => strips_vnni::<D, S, 1>(operands, scaler, tile),
             (Precision::Fifteen, true) => strips_vnni::<D, S, 2>(operands, scaler, tile),
             (Precision::Eight, false) => strips_plain::<D, S, 1>(operands, scaler, tile),
@@ -200,9 +204,7 @@ macro_rules! loops {
                     let end = groups.min((nest + 1) * S::NEST);
                     for group in nest * S::NEST..end {
                         let unit = operands.digits.add((strip * groups + group) * 2 * D::UNIT);
-                        if operands.fetch {
-                            fetch_lines(unit.wrapping_add(AHEAD_BYTES), 2 * D::UNIT);
-                        }
+                        fetch_lines(unit.wrapping_add(AHEAD_BYTES), 2 * D::UNIT);
                         let inner = group - nest * S::NEST;
                         let place = (row, group);
                         if S::HALVES {
@@ -322,7 +324,7 @@ loops!("avx512f,avx512bw,avx512vl,avx512dq", dot_plain, strips_plain, rows_plain
 /// `sum + Σ numbers · values` over each lane's four bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn dot_vnni<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m512i {
+pub(super) fn dot_vnni<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m512i {
     _mm512_dpbusd_epi32(sum, numbers, values)
 }
 
@@ -330,7 +332,7 @@ fn dot_vnni<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m51
 /// eight bits is taken in two pieces.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn dot_plain<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m512i {
+pub(super) fn dot_plain<D: Digits>(sum: __m512i, numbers: __m512i, values: __m512i) -> __m512i {
     let pairs =
         |numbers, weight| _mm512_madd_epi16(_mm512_maddubs_epi16(numbers, values), _mm512_set1_epi16(weight));
     if D::SMALL {
@@ -348,7 +350,7 @@ impl Operands<'_> {
     /// The processor has AVX-512 F.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn start<const R: usize>(&self, sums: &mut [[__m512; 2]; R], strip: usize) {
+    pub(super) unsafe fn start<const R: usize>(&self, sums: &mut [[__m512; 2]; R], strip: usize) {
         let Some(bias) = self.bias else { return };
         for half in 0..2 {
             let first = strip * STRIP + half * LANES;
@@ -367,7 +369,7 @@ impl Operands<'_> {
     /// The processor has AVX-512 F; the rows are inside `out`, and nobody else touches these outputs.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn finish<const R: usize>(&self, sums: &[[__m512; 2]; R], strip: usize, row: usize) {
+    pub(super) unsafe fn finish<const R: usize>(&self, sums: &[[__m512; 2]; R], strip: usize, row: usize) {
         for half in 0..2 {
             let first = strip * STRIP + half * LANES;
             let mask = lanes(self.n, first);

@@ -21,8 +21,10 @@ const LEAST_ROWS: usize = 48;
 /// Rows of a part, at most.
 const MOST_ROWS: usize = 192;
 
-/// Parts for each thread, so that a thread that starts late or is slower takes fewer.
+/// Parts for each thread, so that a thread that starts late or is slower takes fewer. With several runs of rows the
+/// number of parts is seldom a multiple of the threads, and the last part costs less if there are more.
 const PARTS_PER_THREAD: usize = 4;
+const PARTS_PER_THREAD_OF_MANY_ROWS: usize = 8;
 
 /// One product: `out = x · weightᵀ + bias`, or `out += …`.
 #[derive(Debug)]
@@ -221,7 +223,8 @@ impl Grid {
     fn new(rows: usize, strips: usize, row_bytes: usize, threads: usize) -> Grid {
         let rows_per_part = (PART_BYTES / row_bytes.max(1)).clamp(LEAST_ROWS, MOST_ROWS);
         let row_parts = rows.div_ceil(rows_per_part);
-        let wished = if threads == 1 { 1 } else { (threads * PARTS_PER_THREAD).div_ceil(row_parts) };
+        let per_thread = if row_parts == 1 { PARTS_PER_THREAD } else { PARTS_PER_THREAD_OF_MANY_ROWS };
+        let wished = if threads == 1 { 1 } else { (threads * per_thread).div_ceil(row_parts) };
         Grid { rows, strips, row_parts, strip_parts: wished.min(strips) }
     }
 

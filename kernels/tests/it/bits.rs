@@ -1,6 +1,6 @@
 //! Bit for bit: a row's result has nothing to do with its company, the threads, or where a chunk starts.
 
-use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvFormat, KvRow, Pool, ops};
+use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvFormat, KvRow, Pool, Precision, ops};
 use proptest::prelude::*;
 
 use crate::numbers::{FORMATS, Numbers, matrix};
@@ -11,9 +11,15 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 
 #[test]
 fn a_row_of_a_product_is_the_same_alone_and_in_any_company() {
+    for precision in [Precision::Eight, Precision::Fifteen] {
+        any_company(precision);
+    }
+}
+
+fn any_company(precision: Precision) {
     let (rows, cols, most) = (100, 700, 40);
     for format in FORMATS {
-        let w = matrix(format, rows, cols, 11);
+        let w = matrix(format, rows, cols, 11).with_precision(precision);
         let x = Numbers(12).units(most * cols);
         let bias = Numbers(13).units(rows);
         for isa in Isa::usable() {
