@@ -3,7 +3,7 @@
 use crate::run::{cargo, run};
 
 /// Models that the tests read.
-pub(crate) const TESTED: [&str; 2] = ["smollm2-135m", "qwen2.5-coder-0.5b"];
+pub(crate) const TESTED: [&str; 3] = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"];
 
 /// Fetches a model unless it is there.
 pub(crate) fn pull(name: &str) -> anyhow::Result<()> {

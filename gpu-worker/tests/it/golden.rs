@@ -242,6 +242,11 @@ fn qwen2_5_coder_agrees_with_llama_cpp_and_with_itself_in_every_batching() {
     hold_model("qwen2.5-coder-0.5b", 3);
 }
 
+#[test]
+fn the_larger_qwen2_5_coder_agrees_with_llama_cpp_and_with_itself_in_every_batching() {
+    hold_model("qwen2.5-coder-1.5b", 1);
+}
+
 /// What a sequence produced: tokens with the bits of their log probabilities.
 type Produced = Vec<(u32, u32)>;
 
