@@ -303,7 +303,11 @@ fn within<T: PartialOrd + ToString + Copy>(
     Ok(value)
 }
 
-fn parse_kv_format(text: &str) -> Result<KvFormat, String> {
+/// The format that a setting names.
+///
+/// # Errors
+/// A name that is none, with those there are.
+pub fn parse_kv_format(text: &str) -> Result<KvFormat, String> {
     match text {
         "bf16" => Ok(KvFormat::Bf16),
         "int8" => Ok(KvFormat::Int8),
