@@ -7,8 +7,10 @@ mod digits;
 mod matmul;
 mod outputs;
 mod panel;
+mod quantise;
 mod quantised;
 mod source;
 
 pub(crate) use matmul::matmul_tile;
+pub(crate) use quantise::quantise_rows;
 pub(crate) use quantised::quantised_tile;

@@ -67,6 +67,12 @@ impl Activations {
                 }
             };
             let x = &values[first * cols..][..count * cols];
+            #[cfg(target_arch = "x86_64")]
+            if isa.runs_avx512() {
+                // SAFETY: the check above found the features.
+                unsafe { crate::avx512::quantise_rows(x, cols, run) };
+                return;
+            }
             dispatch!(isa, ops::quantise_rows(x, cols, run));
         });
         self.fresh = Some((cols, precision));
@@ -95,9 +101,34 @@ pub(crate) struct Run<'a> {
     sum: &'a mut [f32],
 }
 
+/// A way to quantise up to [`GROUP`] values; what is missing to a whole group counts as zero.
+pub(crate) trait Quantiser {
+    /// Quantises a group.
+    ///
+    /// # Safety
+    /// The processor has what the form is compiled for.
+    unsafe fn group(x: &[f32], precision: Precision, to: Group<'_>);
+}
+
+/// Plain Rust.
+pub(crate) struct Plain;
+
+impl Quantiser for Plain {
+    #[inline(always)]
+    unsafe fn group(x: &[f32], precision: Precision, to: Group<'_>) {
+        quantise::group(x, precision, to);
+    }
+}
+
 /// Quantises rows of `cols` values.
 #[inline(always)]
 pub(crate) fn quantise_rows(x: &[f32], cols: usize, run: Run<'_>) {
+    quantise_rows_by::<Plain>(x, cols, run);
+}
+
+/// As [`quantise_rows`] by one form, inside whose features it must be called.
+#[inline(always)]
+pub(crate) fn quantise_rows_by<Q: Quantiser>(x: &[f32], cols: usize, run: Run<'_>) {
     let (groups, planes) = (run.stride / GROUP, run.precision.planes());
     let sums = run.less.chunks_exact_mut(2 * groups).zip(run.less_group.chunks_exact_mut(groups));
     let floats = run.scale.chunks_exact_mut(groups).zip(run.sum.chunks_exact_mut(groups));
@@ -115,9 +146,12 @@ pub(crate) fn quantise_rows(x: &[f32], cols: usize, run: Run<'_>) {
                 sum: &mut sum[index],
             };
             // One call for each precision, so that each becomes a loop without choices.
-            match run.precision {
-                Precision::Eight => quantise::group(x, Precision::Eight, to),
-                Precision::Fifteen => quantise::group(x, Precision::Fifteen, to),
+            // SAFETY: the caller is compiled for the features of the form.
+            unsafe {
+                match run.precision {
+                    Precision::Eight => Q::group(x, Precision::Eight, to),
+                    Precision::Fifteen => Q::group(x, Precision::Fifteen, to),
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ mod reduce;
 mod share;
 
 pub use activations::Activations;
-pub(crate) use activations::{Run, quantise_rows};
+pub(crate) use activations::{Quantiser, Run, quantise_rows, quantise_rows_by};
 pub use attention::attention;
 pub(crate) use attention::{SEGMENT, SEGMENT_BLOCKS, Scene, Tile as AttentionTile};
 pub use elementwise::{rms_norm, rope};

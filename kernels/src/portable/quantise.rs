@@ -5,7 +5,7 @@ use crate::layout::quant::GROUP;
 use crate::layout::rows::Precision;
 
 /// Adding this rounds a number of magnitude below 2^22 to an integer in the low bits of the sum.
-const ROUNDER: f32 = 12_582_912.0;
+pub(crate) const ROUNDER: f32 = 12_582_912.0;
 
 /// One group as it is stored.
 pub(crate) struct Group<'a> {
