@@ -10,12 +10,13 @@
 )]
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::digits::{Digits, Scaler};
 use super::quantised::{Operands, dot_plain, dot_vnni};
 use super::source::fetch_lines;
-use crate::layout::quant::{GROUP, LANES};
+use crate::layout::quant::GROUP;
 use crate::ops::ProductTile;
 
 /// Groups of a panel, a whole number of nests.
@@ -27,19 +28,41 @@ const VECTORS: usize = 16;
 /// The most rows whose sums, of integers and of products, are in registers together.
 const MOST_ROWS: usize = 6;
 
-/// One cache line.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line<T>(T);
-
-/// Some groups of a strip, ready to be multiplied: 16 KiB of numbers, 6 KiB of scales.
+/// Some groups of a strip, ready to be multiplied: 16 KiB of numbers, 6 KiB of scales. It is written before it is
+/// read, group for group, and never cleared: that would cost a short product a twentieth of its time.
 struct Panel {
     /// For each group, half and quad, four numbers of each of the sixteen outputs.
-    numbers: [Line<[u8; 64]>; GROUPS * VECTORS],
+    numbers: [MaybeUninit<__m512i>; GROUPS * VECTORS],
     /// For each group, half and part, the scales.
-    scale: [Line<[f32; LANES]>; GROUPS * 4],
+    scale: [MaybeUninit<__m512>; GROUPS * 4],
     /// For each group and half, the minima.
-    minimum: [Line<[f32; LANES]>; GROUPS * 2],
+    minimum: [MaybeUninit<__m512>; GROUPS * 2],
+}
+
+impl Panel {
+    fn new() -> Panel {
+        Panel {
+            numbers: [const { MaybeUninit::uninit() }; GROUPS * VECTORS],
+            scale: [const { MaybeUninit::uninit() }; GROUPS * 4],
+            minimum: [const { MaybeUninit::uninit() }; GROUPS * 2],
+        }
+    }
+}
+
+/// An entry of a panel.
+///
+/// # Safety
+/// It exists and was written.
+#[inline(always)]
+unsafe fn read<T: Copy>(entries: &[MaybeUninit<T>], at: usize) -> T {
+    // SAFETY: the caller's duty.
+    unsafe { entries.get_unchecked(at).assume_init() }
+}
+
+/// Groups of each panel of a strip but perhaps the last: panels are about equally large, since a small one costs
+/// nearly as much to enter and leave as a large one.
+fn chunk_groups(groups: usize, nest: usize) -> usize {
+    groups.div_ceil(groups.div_ceil(GROUPS)).next_multiple_of(nest)
 }
 
 /// Which groups of which strip.
@@ -57,7 +80,7 @@ impl Chunk {
 
 /// The loops compiled for one set of features: dot products by `$dot`.
 macro_rules! loops {
-    ($features:literal, $dot:ident, $strips:ident, $unpack:ident, $by_rows:ident, $block:ident, $dots:ident) => {
+    ($features:literal, $dot:ident, $strips:ident, $unpack:ident, $by_rows:ident, $block:ident, $dots:ident, $scale:ident) => {
         /// # Safety
         /// The processor has the features; the rows of `tile` are inside `x` and `out`, its strips inside digits and
         /// scales; nobody else touches these outputs meanwhile.
@@ -67,19 +90,16 @@ macro_rules! loops {
             scaler: S,
             tile: &ProductTile,
         ) {
-            let mut panel = Panel {
-                numbers: [Line([0; 64]); GROUPS * VECTORS],
-                scale: [Line([0.0; LANES]); GROUPS * 4],
-                minimum: [Line([0.0; LANES]); GROUPS * 2],
-            };
+            let mut panel = Panel::new();
+            let chunk_groups = chunk_groups(operands.groups, S::NEST);
             let (first, rows) = (tile.rows.start, tile.rows.len());
             let blocks = rows.div_ceil(MOST_ROWS);
             // Sums of rows between two panels of a strip.
             let mut waiting =
-                vec![Line([0.0_f32; LANES]); if operands.groups > GROUPS { rows * 2 } else { 0 }];
+                vec![[_mm512_setzero_ps(); 2]; if operands.groups > chunk_groups { rows } else { 0 }];
             for strip in tile.strips.clone() {
-                for start in (0..operands.groups).step_by(GROUPS) {
-                    let groups = start..operands.groups.min(start + GROUPS);
+                for start in (0..operands.groups).step_by(chunk_groups) {
+                    let groups = start..operands.groups.min(start + chunk_groups);
                     let chunk = Chunk { strip, groups, zero_shift: scaler.zero_shift() };
                     // SAFETY: the caller's duty; blocks are of rows of the tile.
                     unsafe {
@@ -87,7 +107,7 @@ macro_rules! loops {
                         for block in 0..blocks {
                             let from = rows * block / blocks;
                             let count = rows * (block + 1) / blocks - from;
-                            let sums = waiting.as_mut_ptr().wrapping_add(from * 2);
+                            let sums = waiting.as_mut_ptr().wrapping_add(from);
                             let fetch = block == 0;
                             $by_rows::<D, S, PLANES>(
                                 &panel,
@@ -127,17 +147,15 @@ macro_rules! loops {
                         for half in 0..2 {
                             for quad in 0..VECTORS / 2 {
                                 let numbers = D::quad(unit.add(half * D::UNIT), quad);
-                                let to = &mut panel.numbers[place * VECTORS + half * 8 + quad];
-                                _mm512_store_si512(to.0.as_mut_ptr().cast(), numbers);
+                                panel.numbers[place * VECTORS + half * 8 + quad].write(numbers);
                             }
                             for part in 0..1 + usize::from(S::HALVES) {
                                 let scale = scaler.scale(scales[half], inner, part);
-                                let to = &mut panel.scale[place * 4 + half * 2 + part];
-                                _mm512_store_ps(to.0.as_mut_ptr(), scale);
+                                panel.scale[place * 4 + half * 2 + part].write(scale);
                             }
                             if S::MINIMA {
                                 let minimum = scaler.minimum(scales[half], inner);
-                                _mm512_store_ps(panel.minimum[place * 2 + half].0.as_mut_ptr(), minimum);
+                                panel.minimum[place * 2 + half].write(minimum);
                             }
                         }
                     }
@@ -155,7 +173,7 @@ macro_rules! loops {
             chunk: &Chunk,
             row: usize,
             count: usize,
-            waiting: *mut Line<[f32; LANES]>,
+            waiting: *mut [__m512; 2],
             fetch: bool,
         ) {
             // SAFETY: the caller's duty.
@@ -182,10 +200,10 @@ macro_rules! loops {
             operands: &Operands<'_>,
             chunk: &Chunk,
             row: usize,
-            waiting: *mut Line<[f32; LANES]>,
+            waiting: *mut [__m512; 2],
             fetch: bool,
         ) {
-            let (x, groups) = (operands.x, operands.groups);
+            let groups = operands.groups;
             let mut sums = [[_mm512_setzero_ps(); 2]; R];
             // SAFETY: the caller's duty.
             unsafe {
@@ -193,9 +211,7 @@ macro_rules! loops {
                     operands.start::<R>(&mut sums, chunk.strip);
                 } else {
                     for r in 0..R {
-                        for half in 0..2 {
-                            sums[r][half] = _mm512_load_ps(waiting.add(r * 2 + half).cast());
-                        }
+                        sums[r] = waiting.add(r).read();
                     }
                 }
                 for place in 0..chunk.groups.len() {
@@ -204,41 +220,14 @@ macro_rules! loops {
                         let next = (chunk.strip * groups + group + GROUPS) * 2 * D::UNIT;
                         fetch_lines(operands.digits.wrapping_add(next), 2 * D::UNIT);
                     }
-                    let numbers = panel.numbers.as_ptr().add(place * VECTORS).cast::<u8>();
+                    let at = (row, group);
                     for part in 0..1 + usize::from(S::HALVES) {
                         let dots = if S::HALVES {
-                            $dots::<D, S, PLANES, R, 4>(
-                                numbers,
-                                operands,
-                                chunk.zero_shift,
-                                (row, group),
-                                part,
-                            )
+                            $dots::<D, S, PLANES, R, 4>(panel, operands, chunk.zero_shift, at, place, part)
                         } else {
-                            $dots::<D, S, PLANES, R, 8>(
-                                numbers,
-                                operands,
-                                chunk.zero_shift,
-                                (row, group),
-                                part,
-                            )
+                            $dots::<D, S, PLANES, R, 8>(panel, operands, chunk.zero_shift, at, place, part)
                         };
-                        for half in 0..2 {
-                            let scale =
-                                _mm512_load_ps(panel.scale.as_ptr().add(place * 4 + half * 2 + part).cast());
-                            for r in 0..R {
-                                let at = (row + r) * groups + group;
-                                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[r][half]), scale);
-                                let by = _mm512_set1_ps(*x.scale.as_ptr().add(at));
-                                sums[r][half] = _mm512_fmadd_ps(product, by, sums[r][half]);
-                                if S::MINIMA {
-                                    let minimum =
-                                        _mm512_load_ps(panel.minimum.as_ptr().add(place * 2 + half).cast());
-                                    let sum = _mm512_set1_ps(*x.sum.as_ptr().add(at));
-                                    sums[r][half] = _mm512_fmadd_ps(minimum, sum, sums[r][half]);
-                                }
-                            }
-                        }
+                        $scale::<S, R>(&mut sums, &dots, panel, operands, at, (place, part));
                     }
                 }
                 if chunk.groups.end == groups {
@@ -246,8 +235,40 @@ macro_rules! loops {
                     return;
                 }
                 for r in 0..R {
-                    for half in 0..2 {
-                        _mm512_store_ps(waiting.add(r * 2 + half).cast(), sums[r][half]);
+                    waiting.add(r).write(sums[r]);
+                }
+            }
+        }
+
+        /// Adds a group's integer sums to the chains.
+        ///
+        /// # Safety
+        /// As the block; the panel holds the group at `place`.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn $scale<S: Scaler, const R: usize>(
+            sums: &mut [[__m512; 2]; R],
+            dots: &[[__m512i; 2]; R],
+            panel: &Panel,
+            operands: &Operands<'_>,
+            (row, group): (usize, usize),
+            (place, part): (usize, usize),
+        ) {
+            let x = operands.x;
+            for half in 0..2 {
+                // SAFETY: the caller's duty.
+                unsafe {
+                    let scale = read(&panel.scale, place * 4 + half * 2 + part);
+                    for r in 0..R {
+                        let at = (row + r) * operands.groups + group;
+                        let product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[r][half]), scale);
+                        let by = _mm512_set1_ps(*x.scale.as_ptr().add(at));
+                        sums[r][half] = _mm512_fmadd_ps(product, by, sums[r][half]);
+                        if S::MINIMA {
+                            let minimum = read(&panel.minimum, place * 2 + half);
+                            let sum = _mm512_set1_ps(*x.sum.as_ptr().add(at));
+                            sums[r][half] = _mm512_fmadd_ps(minimum, sum, sums[r][half]);
+                        }
                     }
                 }
             }
@@ -256,14 +277,15 @@ macro_rules! loops {
         /// The integer sums of `QUADS` quads of a group, from quad `QUADS * part` on.
         ///
         /// # Safety
-        /// As the block; `numbers` are those of the group.
+        /// As the block; the panel holds the group at `place`.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn $dots<D: Digits, S: Scaler, const PLANES: usize, const R: usize, const QUADS: usize>(
-            numbers: *const u8,
+            panel: &Panel,
             operands: &Operands<'_>,
             zero_shift: u32,
             (row, group): (usize, usize),
+            place: usize,
             part: usize,
         ) -> [[__m512i; 2]; R] {
             let (x, groups) = (operands.x, operands.groups);
@@ -295,9 +317,8 @@ macro_rules! loops {
                         }
                     }
                     for quad in 0..QUADS {
-                        let at = numbers.add((part * QUADS + quad) * 64);
-                        let weights =
-                            [_mm512_load_si512(at.cast()), _mm512_load_si512(at.add(8 * 64).cast())];
+                        let at = place * VECTORS + part * QUADS + quad;
+                        let weights = [read(&panel.numbers, at), read(&panel.numbers, at + VECTORS / 2)];
                         for r in 0..R {
                             let four = values.add(r * bytes + plane * x.stride + quad * 4);
                             let four = _mm512_set1_epi32(four.cast::<i32>().read_unaligned());
@@ -319,7 +340,8 @@ loops!(
     unpack_vnni,
     rows_vnni,
     block_vnni,
-    dots_vnni
+    dots_vnni,
+    scale_vnni
 );
 loops!(
     "avx512f,avx512bw,avx512vl,avx512dq",
@@ -328,5 +350,6 @@ loops!(
     unpack_plain,
     rows_plain,
     block_plain,
-    dots_plain
+    dots_plain,
+    scale_plain
 );
