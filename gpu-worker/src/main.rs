@@ -15,6 +15,7 @@ use clap::Parser;
 use crossbeam::channel::Sender;
 use pons_checkpoint::tokenizer::Tokenizer;
 use pons_checkpoint::{Checkpoint, locate};
+use pons_gpu_worker::backend::cpu::CpuLoader;
 use pons_gpu_worker::calibrate::{self, Calibration, store};
 use pons_gpu_worker::clock::Clock;
 use pons_gpu_worker::config::{Arguments, LogFormat, Settings};
@@ -25,6 +26,8 @@ use pons_gpu_worker::grammar::Grammars;
 use pons_gpu_worker::kv::BLOCK_TOKENS;
 use pons_gpu_worker::link::{LinkContext, Listener};
 use pons_gpu_worker::metrics::Published;
+use pons_gpu_worker::model::weights::Weights;
+use pons_gpu_worker::packed::PackedCache;
 use pons_gpu_worker::scheduler::SchedulerConfig;
 use pons_gpu_worker::scheduler::budget::StepMeter;
 use pons_gpu_worker::sizing::{self, MOST_STEP_TOKENS, Sizes};
@@ -88,17 +91,25 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
     let began = Instant::now();
     let path = locate::locate(&settings.model)?;
     let checkpoint = Checkpoint::open(&path)?;
-    let tokenizer = Tokenizer::open(&checkpoint)?;
-    let mut executor = load(settings, &checkpoint)?;
+    let open_ms = began.elapsed().as_millis();
+    // The one keeps a thread busy, the other waits for memory and, at a first start, keeps all of them busy.
+    let (grammars, loaded) = thread::scope(|scope| {
+        let grammars = scope.spawn(|| grammars(&checkpoint));
+        let loaded = load(settings, &checkpoint);
+        (grammars.join(), loaded)
+    });
+    let Loaded { mut executor, keep } = loaded?;
+    let (grammars, vocabulary_ms) =
+        grammars.map_err(|_| anyhow::anyhow!("reading the vocabulary failed"))??;
     let limits = executor.limits();
     let eos_token_ids = checkpoint.config().eos.clone();
-    let grammars = Grammars::new(&token_texts(&tokenizer, limits.vocab_size), &eos_token_ids)
-        .map_err(|reason| anyhow::anyhow!("the model's vocabulary can't be used: {reason}"))?;
     tracing::info!(
         model = %path.display(),
         fingerprint = executor.fingerprint(),
         weights_bytes = checkpoint.size_bytes(),
         threads = settings.threads,
+        open_ms,
+        vocabulary_ms,
         load_ms = began.elapsed().as_millis(),
         "the model is loaded"
     );
@@ -130,7 +141,18 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
         step_tokens: sizes.step_tokens,
         calibration: calibration.as_ref().map(Calibration::to_wire),
     };
-    serve(settings, engine, grammars, hello, clock)
+    serve(settings, engine, grammars, hello, clock, keep)
+}
+
+/// The compiler of grammars for the model's vocabulary, and the milliseconds it took to make.
+fn grammars(checkpoint: &Checkpoint) -> anyhow::Result<(Grammars, u128)> {
+    let began = Instant::now();
+    let tokenizer = Tokenizer::open(checkpoint)?;
+    let config = checkpoint.config();
+    let texts = token_texts(&tokenizer, u32::try_from(config.vocab_size)?);
+    let grammars = Grammars::new(&texts, &config.eos)
+        .map_err(|reason| anyhow::anyhow!("the model's vocabulary can't be used: {reason}"))?;
+    Ok((grammars, began.elapsed().as_millis()))
 }
 
 /// The kept measurement of this model on this machine, or a new one.
@@ -204,6 +226,7 @@ fn serve<E: ModelExecutor>(
     grammars: Grammars,
     hello: BrainHello,
     clock: Clock,
+    keep: Option<Keep>,
 ) -> anyhow::Result<()> {
     let inbox = Inbox::default();
     watch_signals(inbox.sender(), Duration::from_secs(u64::from(settings.drain_seconds)))?;
@@ -215,12 +238,29 @@ fn serve<E: ModelExecutor>(
     let links = listener.serve(context).context("the system gives no thread to accept links")?;
     let worker = Worker::new(engine, inbox, move |grammar| grammars.compile(grammar), published, clock)
         .context("the system gives no thread to compile grammars")?;
+    // Only now, so that neither the start nor a measurement of the device waits for a disk.
+    if let Some(Keep { cache, weights }) = keep {
+        cache.write_later(weights);
+    }
     let result = worker.run();
     links.finish(FLUSH_LIMIT);
     result.context("the engine stopped")
 }
 
-fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<LocalExecutor> {
+/// A model that can compute.
+struct Loaded {
+    executor: LocalExecutor,
+    /// Weights that were packed by this start, if they are to be kept.
+    keep: Option<Keep>,
+}
+
+/// Packed weights and where to keep them.
+struct Keep {
+    cache: PackedCache,
+    weights: Arc<Weights<CpuLoader>>,
+}
+
+fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<Loaded> {
     let model = checkpoint.config();
     let context_tokens = settings.context_for(u32::try_from(model.context)?)?;
     let block_bytes = bytes_per_block(model, settings.kv_format) as u64;
@@ -243,7 +283,13 @@ fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<LocalExe
         step_tokens: settings.step_tokens.unwrap_or(MOST_STEP_TOKENS).max(settings.most_sequences()),
         context_tokens,
     };
-    Ok(LocalExecutor::load(checkpoint, config)?)
+    let began = Instant::now();
+    let mut cache = PackedCache::new(&settings.packed, checkpoint);
+    let packed = cache.as_mut().and_then(|cache| cache.read(settings.threads)).map(Arc::new);
+    let read = packed.is_some();
+    let (executor, weights) = LocalExecutor::load_from(checkpoint, packed, config)?;
+    tracing::info!(kept = read, took_ms = began.elapsed().as_millis(), "the weights are packed");
+    Ok(Loaded { executor, keep: cache.filter(|_| !read).map(|cache| Keep { cache, weights }) })
 }
 
 /// The first signal drains, the second ends at once.

@@ -2,6 +2,7 @@
 //! a step; the output layer sees only the rows somebody asked for.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::batch::StepBatch;
 use super::family::Shape;
@@ -15,7 +16,7 @@ pub const LOGIT_ROWS: usize = 32;
 pub struct Transformer<B: Backend> {
     backend: B,
     shape: Shape,
-    weights: Weights<B::Loader>,
+    weights: Arc<Weights<B::Loader>>,
     rows: Rows<B>,
 }
 
@@ -58,7 +59,7 @@ impl<B: Backend> Rows<B> {
 
 impl<B: Backend> Transformer<B> {
     /// A model from its parts.
-    pub fn new(backend: B, shape: Shape, weights: Weights<B::Loader>) -> Self {
+    pub fn new(backend: B, shape: Shape, weights: Arc<Weights<B::Loader>>) -> Self {
         let rows = Rows::new(&backend);
         Self { backend, shape, weights, rows }
     }

@@ -94,7 +94,8 @@ impl Matrix {
         kind: Kind,
         sections: &[Section],
     ) -> Result<Matrix, SectionError> {
-        let size = SectionError::Size { given: sections.iter().map(|section| section.bytes.len()).sum(), wanted: 0 };
+        let size =
+            SectionError::Size { given: sections.iter().map(|section| section.bytes.len()).sum(), wanted: 0 };
         let bytes = kind.section_bytes(rows, cols).filter(|_| rows > 0 && cols > 0).ok_or(size)?;
         if bytes.len() != sections.len() {
             return Err(SectionError::Count { given: sections.len(), wanted: bytes.len() });
@@ -108,7 +109,9 @@ impl Matrix {
                 let scales = match scaling {
                     Scaling::Centred { zero } => Scales::Centred { d: parts.stored(1)?, zero },
                     Scaling::Affine => Scales::Affine { dm: parts.stored(1)? },
-                    Scaling::NestedAffine => Scales::NestedAffine { dm: parts.stored(1)?, st: parts.stored(2)? },
+                    Scaling::NestedAffine => {
+                        Scales::NestedAffine { dm: parts.stored(1)?, st: parts.stored(2)? }
+                    }
                     Scaling::NestedCentred { zero } => {
                         Scales::NestedCentred { d: parts.stored(1)?, s: parts.stored(2)?, zero }
                     }

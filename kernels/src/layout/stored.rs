@@ -46,7 +46,9 @@ pub enum SectionError {
         wanted: usize,
     },
     /// Not on a cache line.
-    #[error("a section starts at byte {start} of its region, which is on no cache line; pack the weights again")]
+    #[error(
+        "a section starts at byte {start} of its region, which is on no cache line; pack the weights again"
+    )]
     Alignment {
         /// Where it starts.
         start: usize,
@@ -104,7 +106,9 @@ impl<T: Pod> Deref for Stored<T> {
         match self {
             Stored::Own(own) => own,
             // Checked when it was made; a region that moved or shrank since would panic here, not misread.
-            Stored::Shared(section) => bytemuck::cast_slice(&(*section.region).as_ref()[section.bytes.clone()]),
+            Stored::Shared(section) => {
+                bytemuck::cast_slice(&(*section.region).as_ref()[section.bytes.clone()])
+            }
         }
     }
 }

@@ -1,26 +1,38 @@
 //! From stored tensors to the kernels' packed matrices. The rule: the stored numbers are kept as they are; no
 //! weight is rounded a second time.
 
+use std::sync::Arc;
+
 use pons_checkpoint::{Dtype, Tensor, quant};
-use pons_kernels::{Form, Matrix, Precision, Scaling, Width};
+use pons_kernels::{Form, Kind, Matrix, Precision, Scaling, Width};
 
 use crate::backend::Loader;
+use crate::packed::read::Packed;
 
 /// Hidden size below which a model's activations need fifteen bits. Narrow models lose most by eight: the mean error
 /// of SmolLM2-135M's log probabilities (hidden size 576) falls from 0.107 to 0.012 with fifteen.
 const NARROW: usize = 1024;
 
 /// Packs weights for the kernels.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CpuLoader {
     precision: Precision,
+    packed: Option<Arc<Packed>>,
 }
 
 impl CpuLoader {
     /// A loader for a model of this hidden size: as precise as a model so narrow needs.
     #[must_use]
     pub fn for_width(hidden: usize) -> Self {
-        Self { precision: if hidden < NARROW { Precision::Fifteen } else { Precision::Eight } }
+        let precision = if hidden < NARROW { Precision::Fifteen } else { Precision::Eight };
+        Self { precision, packed: None }
+    }
+
+    /// The same loader, taking what it can from weights that were packed before.
+    #[must_use]
+    pub fn with_packed(mut self, packed: Option<Arc<Packed>>) -> Self {
+        self.packed = packed;
+        self
     }
 }
 
@@ -44,12 +56,27 @@ const fn form(dtype: Dtype) -> Option<Form> {
     Some(Form { width, scaling })
 }
 
+/// How the kernels store a tensor of this type.
+pub const fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F16 => Kind::F16,
+        Dtype::Bf16 => Kind::Bf16,
+        _ => match form(dtype) {
+            Some(form) => Kind::Quantised(form),
+            None => Kind::F32,
+        },
+    }
+}
+
 impl Loader for CpuLoader {
     type Matrix = Matrix;
     type Vector = Vec<f32>;
 
     fn matrix(&self, tensor: &Tensor<'_>) -> Result<Matrix, String> {
         let (rows, cols) = (tensor.rows, tensor.cols);
+        if let Some(matrix) = self.packed.as_ref().and_then(|packed| packed.matrix(tensor)) {
+            return Ok(matrix.with_precision(self.precision));
+        }
         if let Some(form) = form(tensor.dtype) {
             let matrix = Matrix::from_quantised(rows, cols, form, &mut |row, to| {
                 let parts = quant::Parts { q: to.q, d: to.d, m: to.m, s: to.s, t: to.t };

@@ -2,7 +2,7 @@
 
 mod load;
 
-pub use load::CpuLoader;
+pub use load::{CpuLoader, kind};
 
 use std::borrow::Cow;
 use std::sync::Arc;

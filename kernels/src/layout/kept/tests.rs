@@ -117,5 +117,9 @@ fn the_layout_is_that_of_its_version() {
             }
         }
     }
-    assert_eq!((LAYOUT_VERSION, hash), (1, 0x7146_ab07_416b_aa89), "weights are packed otherwise: raise LAYOUT_VERSION, then this number");
+    assert_eq!(
+        (LAYOUT_VERSION, hash),
+        (1, 0x7146_ab07_416b_aa89),
+        "weights are packed otherwise: raise LAYOUT_VERSION, then this number"
+    );
 }

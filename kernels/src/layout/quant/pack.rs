@@ -46,7 +46,9 @@ impl Quants {
             zero
         };
         let scales = match form.scaling {
-            Scaling::Centred { zero } => Scales::Centred { d: room(rows, groups, LANES).into(), zero: power(zero) },
+            Scaling::Centred { zero } => {
+                Scales::Centred { d: room(rows, groups, LANES).into(), zero: power(zero) }
+            }
             Scaling::Affine => Scales::Affine { dm: room(rows, groups, 2 * LANES).into() },
             Scaling::NestedAffine => Scales::NestedAffine {
                 dm: room(rows, nests, 2 * LANES).into(),
