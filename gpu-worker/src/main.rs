@@ -15,7 +15,6 @@ use clap::Parser;
 use crossbeam::channel::Sender;
 use pons_checkpoint::tokenizer::Tokenizer;
 use pons_checkpoint::{Checkpoint, locate};
-use pons_gpu_worker::backend::cpu::CpuLoader;
 use pons_gpu_worker::calibrate::{self, Calibration, store};
 use pons_gpu_worker::clock::Clock;
 use pons_gpu_worker::config::{Arguments, LogFormat, Settings};
@@ -26,8 +25,7 @@ use pons_gpu_worker::grammar::Grammars;
 use pons_gpu_worker::kv::BLOCK_TOKENS;
 use pons_gpu_worker::link::{LinkContext, Listener};
 use pons_gpu_worker::metrics::Published;
-use pons_gpu_worker::model::weights::Weights;
-use pons_gpu_worker::packed::PackedCache;
+use pons_gpu_worker::packed::{self, Unkept};
 use pons_gpu_worker::scheduler::SchedulerConfig;
 use pons_gpu_worker::scheduler::budget::StepMeter;
 use pons_gpu_worker::sizing::{self, MOST_STEP_TOKENS, Sizes};
@@ -98,7 +96,7 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
         let loaded = load(settings, &checkpoint);
         (grammars.join(), loaded)
     });
-    let Loaded { mut executor, keep } = loaded?;
+    let (mut executor, unkept) = loaded?;
     let (grammars, vocabulary_ms) =
         grammars.map_err(|_| anyhow::anyhow!("reading the vocabulary failed"))??;
     let limits = executor.limits();
@@ -141,7 +139,7 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
         step_tokens: sizes.step_tokens,
         calibration: calibration.as_ref().map(Calibration::to_wire),
     };
-    serve(settings, engine, grammars, hello, clock, keep)
+    serve(settings, engine, grammars, hello, clock, unkept)
 }
 
 /// The compiler of grammars for the model's vocabulary, and the milliseconds it took to make.
@@ -226,7 +224,7 @@ fn serve<E: ModelExecutor>(
     grammars: Grammars,
     hello: BrainHello,
     clock: Clock,
-    keep: Option<Keep>,
+    unkept: Option<Unkept>,
 ) -> anyhow::Result<()> {
     let inbox = Inbox::default();
     watch_signals(inbox.sender(), Duration::from_secs(u64::from(settings.drain_seconds)))?;
@@ -239,28 +237,16 @@ fn serve<E: ModelExecutor>(
     let worker = Worker::new(engine, inbox, move |grammar| grammars.compile(grammar), published, clock)
         .context("the system gives no thread to compile grammars")?;
     // Only now, so that neither the start nor a measurement of the device waits for a disk.
-    if let Some(Keep { cache, weights }) = keep {
-        cache.write_later(weights);
+    if let Some(unkept) = unkept {
+        unkept.write_later();
     }
     let result = worker.run();
     links.finish(FLUSH_LIMIT);
     result.context("the engine stopped")
 }
 
-/// A model that can compute.
-struct Loaded {
-    executor: LocalExecutor,
-    /// Weights that were packed by this start, if they are to be kept.
-    keep: Option<Keep>,
-}
-
-/// Packed weights and where to keep them.
-struct Keep {
-    cache: PackedCache,
-    weights: Arc<Weights<CpuLoader>>,
-}
-
-fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<Loaded> {
+/// A model that can compute, and its weights where they are still to be kept for the next start.
+fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<(LocalExecutor, Option<Unkept>)> {
     let model = checkpoint.config();
     let context_tokens = settings.context_for(u32::try_from(model.context)?)?;
     let block_bytes = bytes_per_block(model, settings.kv_format) as u64;
@@ -284,12 +270,10 @@ fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<Loaded> 
         context_tokens,
     };
     let began = Instant::now();
-    let mut cache = PackedCache::new(&settings.packed, checkpoint);
-    let packed = cache.as_mut().and_then(|cache| cache.read(settings.threads)).map(Arc::new);
-    let read = packed.is_some();
-    let (executor, weights) = LocalExecutor::load_from(checkpoint, packed, config)?;
-    tracing::info!(kept = read, took_ms = began.elapsed().as_millis(), "the weights are packed");
-    Ok(Loaded { executor, keep: cache.filter(|_| !read).map(|cache| Keep { cache, weights }) })
+    let (packed, unkept) = packed::load(&settings.packed, checkpoint, settings.threads)?;
+    let executor = LocalExecutor::load_packed(checkpoint, packed, config)?;
+    tracing::debug!(took_ms = began.elapsed().as_millis(), new = unkept.is_some(), "the weights are packed");
+    Ok((executor, unkept))
 }
 
 /// The first signal drains, the second ends at once.

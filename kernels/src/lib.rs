@@ -28,7 +28,7 @@ pub use layout::matrix::Matrix;
 pub use layout::pages::Pages;
 pub use layout::quant::{FillRow, Form, QuantRow, Scaling, Width};
 pub use layout::rows::Precision;
-pub use layout::stored::{Region, Section, SectionError};
+pub use layout::stored::{Section, SectionError};
 pub use layout::{matrix, quant};
 pub use pool::Pool;
 pub use rope::{Rope, RopeLayout, RopeScaling};

@@ -24,7 +24,7 @@ use crate::model::family::{self, Shape};
 use crate::model::sampler::{self, Sampled, Scratch, TokenRow};
 use crate::model::transformer::{LOGIT_ROWS, Transformer};
 use crate::model::weights::Weights;
-use crate::packed::read::Packed;
+use crate::packed::Packed;
 
 /// How to run a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,26 +65,27 @@ impl LocalExecutor<CpuBackend> {
     /// # Errors
     /// A checkpoint that can't be loaded, or a setting that is out of range.
     pub fn load(checkpoint: &Checkpoint, config: LocalConfig) -> Result<Self, ModelError> {
-        Ok(Self::load_from(checkpoint, None, config)?.0)
+        check_config(&config, checkpoint.config())?;
+        let packed = Arc::new(Packed::pack(checkpoint, config.threads)?);
+        Self::load_packed(checkpoint, packed, config)
     }
 
-    /// Loads a model onto the CPU, matrices from `packed` where it has them. The weights come beside it, for whoever
-    /// keeps them.
+    /// Loads a model onto the CPU whose weights are packed.
     ///
     /// # Errors
     /// As [`LocalExecutor::load`].
-    pub fn load_from(
+    pub fn load_packed(
         checkpoint: &Checkpoint,
-        packed: Option<Arc<Packed>>,
+        packed: Arc<Packed>,
         config: LocalConfig,
-    ) -> Result<(Self, Arc<Weights<CpuLoader>>), ModelError> {
+    ) -> Result<Self, ModelError> {
         let model = checkpoint.config();
         check_config(&config, model)?;
         let shape = Shape::new(model);
         let isa = Isa::detect();
         let rope = family::rope(model, config.context_tokens as usize);
-        let loader = CpuLoader::for_width(shape.hidden).with_packed(packed);
-        let weights = Arc::new(Weights::load(checkpoint, &shape, &loader, config.threads)?);
+        let loader = CpuLoader::for_width(shape.hidden, packed);
+        let weights = Weights::load(checkpoint, &shape, &loader, config.threads)?;
         let pool = Arc::new(Pool::new(config.threads));
         let backend =
             CpuBackend::new(Arc::clone(&pool), isa, &shape, rope, config.blocks as usize, config.kv_format)?;
@@ -97,8 +98,7 @@ impl LocalExecutor<CpuBackend> {
         };
         let stored = if config.kv_format == KvFormat::Int8 { "-kv8" } else { "" };
         let fingerprint = format!("{}-{}{stored}", checkpoint.fingerprint(), isa.name());
-        let transformer = Transformer::new(backend, shape, Arc::clone(&weights));
-        Ok((Self::new(transformer, pool, limits, fingerprint), weights))
+        Ok(Self::new(Transformer::new(backend, shape, weights), pool, limits, fingerprint))
     }
 }
 

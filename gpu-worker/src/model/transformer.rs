@@ -2,7 +2,6 @@
 //! a step; the output layer sees only the rows somebody asked for.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use super::batch::StepBatch;
 use super::family::Shape;
@@ -16,7 +15,7 @@ pub const LOGIT_ROWS: usize = 32;
 pub struct Transformer<B: Backend> {
     backend: B,
     shape: Shape,
-    weights: Arc<Weights<B::Loader>>,
+    weights: Weights<B::Loader>,
     rows: Rows<B>,
 }
 
@@ -59,7 +58,7 @@ impl<B: Backend> Rows<B> {
 
 impl<B: Backend> Transformer<B> {
     /// A model from its parts.
-    pub fn new(backend: B, shape: Shape, weights: Arc<Weights<B::Loader>>) -> Self {
+    pub fn new(backend: B, shape: Shape, weights: Weights<B::Loader>) -> Self {
         let rows = Rows::new(&backend);
         Self { backend, shape, weights, rows }
     }

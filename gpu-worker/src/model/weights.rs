@@ -112,22 +112,6 @@ enum Loaded<L: Loader> {
 }
 
 impl<L: Loader> Weights<L> {
-    /// The matrix that plays a role; none for roles of vectors and layers that the model does not have.
-    pub fn matrix(&self, role: Role) -> Option<&L::Matrix> {
-        match role {
-            Role::Embedding => Some(&self.embedding),
-            Role::Head => Some(&self.head),
-            Role::Q(l) => Some(&self.layers.get(l)?.q),
-            Role::K(l) => Some(&self.layers.get(l)?.k),
-            Role::V(l) => Some(&self.layers.get(l)?.v),
-            Role::O(l) => Some(&self.layers.get(l)?.o),
-            Role::Gate(l) => Some(&self.layers.get(l)?.gate),
-            Role::Up(l) => Some(&self.layers.get(l)?.up),
-            Role::Down(l) => Some(&self.layers.get(l)?.down),
-            _ => None,
-        }
-    }
-
     /// Loads all weights with `threads` threads.
     ///
     /// # Errors

@@ -6,34 +6,34 @@ use std::hash::Hasher;
 use std::ops::Range;
 use std::time::UNIX_EPOCH;
 
-use pons_checkpoint::error::CheckpointError;
 use pons_checkpoint::{Checkpoint, Role};
 use pons_kernels::{Kind, LAYOUT_VERSION};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
-use crate::backend::cpu::kind;
+use super::pack::kind;
+use crate::model::ModelError;
 
 /// Sections start on a cache line.
 const SECTION_ALIGNMENT: usize = 64;
 
 /// The place of one matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub(super) struct Entry {
     /// What the matrix is for.
-    pub role: Role,
+    pub(super) role: Role,
     /// How its weights are stored.
-    pub kind: Kind,
+    pub(super) kind: Kind,
     /// Outputs.
-    pub rows: usize,
+    pub(super) rows: usize,
     /// Inputs.
-    pub cols: usize,
+    pub(super) cols: usize,
     /// Its sections, as bytes of the body.
-    pub sections: Vec<Range<usize>>,
+    pub(super) sections: Vec<Range<usize>>,
 }
 
 /// All matrices of a model in the order of the file.
 #[derive(Clone, Debug)]
-pub struct Contents {
+pub(super) struct Contents {
     entries: Vec<Entry>,
     by_name: HashMap<String, usize>,
     body_bytes: usize,
@@ -41,11 +41,11 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// The contents for a model; none if it has a matrix that the device can't hold.
+    /// The contents for a model.
     ///
     /// # Errors
-    /// A tensor that is missing or misshapen.
-    pub fn of(checkpoint: &Checkpoint) -> Result<Option<Self>, CheckpointError> {
+    /// A tensor that is missing or misshapen, or weights that no memory could hold.
+    pub(super) fn of(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
         let config = checkpoint.config();
         let (mut entries, mut by_name) = (Vec::new(), HashMap::new());
         let mut body_bytes = 0_usize;
@@ -56,41 +56,43 @@ impl Contents {
             }
             let tensor = checkpoint.tensor(role)?;
             let kind = kind(tensor.dtype);
-            let Some(lens) = kind.section_bytes(tensor.rows, tensor.cols) else { return Ok(None) };
+            let too_large = || {
+                let reason =
+                    format!("{} x {} weights are more than memory can have", tensor.rows, tensor.cols);
+                ModelError::Tensor { name: tensor.name.to_owned(), reason }
+            };
+            let lens = kind.section_bytes(tensor.rows, tensor.cols).ok_or_else(too_large)?;
             identity.add(format!("{role:?} {kind:?} {} {}\n", tensor.rows, tensor.cols));
             let mut sections = Vec::with_capacity(lens.len());
             for len in lens {
-                let start = body_bytes.checked_next_multiple_of(SECTION_ALIGNMENT);
-                let Some((start, end)) = start.and_then(|start| Some((start, start.checked_add(len)?)))
-                else {
-                    return Ok(None);
-                };
+                let start = body_bytes.checked_next_multiple_of(SECTION_ALIGNMENT).ok_or_else(too_large)?;
+                let end = start.checked_add(len).ok_or_else(too_large)?;
                 sections.push(start..end);
                 body_bytes = end;
             }
             by_name.insert(tensor.name.to_owned(), entries.len());
             entries.push(Entry { role, kind, rows: tensor.rows, cols: tensor.cols, sections });
         }
-        Ok(Some(Self { entries, by_name, body_bytes, identity: identity.finish() }))
+        Ok(Self { entries, by_name, body_bytes, identity: identity.finish() })
     }
 
     /// The matrices, in the order of the file.
-    pub fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
     /// The place of the matrix whose tensor has this name.
-    pub fn entry(&self, name: &str) -> Option<&Entry> {
+    pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
         self.by_name.get(name).map(|&index| &self.entries[index])
     }
 
     /// Bytes of all sections and what lies between them.
-    pub fn body_bytes(&self) -> usize {
+    pub(super) fn body_bytes(&self) -> usize {
         self.body_bytes
     }
 
     /// A number that another model, another writing of its files, or another layout does not have.
-    pub fn identity(&self) -> u128 {
+    pub(super) fn identity(&self) -> u128 {
         self.identity
     }
 }

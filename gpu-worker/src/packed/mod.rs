@@ -3,11 +3,13 @@
 //! The rule: it never fails a start and never makes the first one slower. What is missing, stale or damaged is packed
 //! from the model again, and written once the brain serves; what can't be written is only packed again next time.
 
-pub mod contents;
+mod body;
+mod contents;
 mod header;
-pub mod place;
-pub mod read;
-pub mod write;
+mod pack;
+mod place;
+mod read;
+mod write;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,10 +19,14 @@ use pons_checkpoint::Checkpoint;
 
 use self::contents::Contents;
 use self::place::Place;
-use self::read::{Packed, ReadError};
+use self::read::ReadError;
 use self::write::Written;
-use crate::backend::cpu::CpuLoader;
-use crate::model::weights::Weights;
+use crate::model::ModelError;
+
+pub use self::body::Packed;
+
+/// The priority of a thread that works when nobody else does.
+const LEAST_PRIORITY: i32 = 19;
 
 /// Where packed weights may be kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,69 +39,76 @@ pub enum Folder {
     Given(PathBuf),
 }
 
-/// The packed file of one model.
+/// Packed weights that no file has yet, and where one may be.
 #[derive(Debug)]
-pub struct PackedCache {
-    contents: Arc<Contents>,
+pub struct Unkept {
+    packed: Arc<Packed>,
     places: Vec<Place>,
-    /// A file that can't be used was found in the place of this number.
+    /// A file that can't be used lies in the place of this number.
     replace: Option<usize>,
 }
 
-impl PackedCache {
-    /// The cache of a model; none if nothing is to be kept, or nothing can be.
-    pub fn new(folder: &Folder, checkpoint: &Checkpoint) -> Option<Self> {
-        let dirs: Vec<PathBuf> = match folder {
-            Folder::None => return None,
-            Folder::Beside(other) => {
-                [Some(beside(checkpoint.dir())), other.clone()].into_iter().flatten().collect()
-            }
-            Folder::Given(dir) => vec![dir.clone()],
-        };
-        // A tensor that is missing is reported by the loading that follows.
-        let contents = Arc::new(Contents::of(checkpoint).ok()??);
-        let places = dirs.iter().map(|dir| Place::new(dir, checkpoint, &contents)).collect();
-        Some(Self { contents, places, replace: None })
-    }
-
-    /// The packed weights, read with `threads` threads, if they are there and sound.
-    pub fn read(&mut self, threads: usize) -> Option<Packed> {
-        for (index, place) in self.places.iter().enumerate() {
-            let path = place.path();
-            match Packed::read(&path, &self.contents, threads) {
-                Ok(packed) => return Some(packed),
-                Err(ReadError::Missing) => {}
-                Err(reason) => {
-                    tracing::warn!(file = %path.display(), %reason, "the packed weights can't be used; packing anew");
-                    self.replace = self.replace.or(Some(index));
-                }
+/// The packed weights of a model: those that were kept or, with whoever keeps them, new ones.
+///
+/// # Errors
+/// A model that can't be packed.
+pub fn load(
+    folder: &Folder,
+    checkpoint: &Checkpoint,
+    threads: usize,
+) -> Result<(Arc<Packed>, Option<Unkept>), ModelError> {
+    let contents = Arc::new(Contents::of(checkpoint)?);
+    let places = places(folder, checkpoint, &contents);
+    let mut replace = None;
+    for (index, place) in places.iter().enumerate() {
+        let path = place.path();
+        match Packed::read(&path, &contents, threads) {
+            Ok(packed) => return Ok((Arc::new(packed), None)),
+            Err(ReadError::Missing) => {}
+            Err(reason) => {
+                tracing::warn!(file = %path.display(), %reason, "the packed weights can't be used; packing anew");
+                replace = replace.or(Some(index));
             }
         }
-        None
     }
+    let packed = Arc::new(Packed::pack_as(checkpoint, contents, threads)?);
+    let unkept = Unkept { packed: Arc::clone(&packed), places, replace };
+    Ok((packed, Some(unkept).filter(|unkept| !unkept.places.is_empty())))
+}
 
-    /// Writes packed weights on a thread of its own that works when nobody else does.
-    pub fn write_later(self, weights: Arc<Weights<CpuLoader>>) {
+fn places(folder: &Folder, checkpoint: &Checkpoint, contents: &Contents) -> Vec<Place> {
+    let dirs: Vec<PathBuf> = match folder {
+        Folder::None => Vec::new(),
+        Folder::Beside(other) => {
+            [Some(beside(checkpoint.dir())), other.clone()].into_iter().flatten().collect()
+        }
+        Folder::Given(dir) => vec![dir.clone()],
+    };
+    dirs.iter().map(|dir| Place::new(dir, checkpoint, contents)).collect()
+}
+
+impl Unkept {
+    /// Writes the weights on a thread of its own that works when nobody else does.
+    pub fn write_later(self) {
         let write = move || {
             // The kernel takes this for the calling thread alone; if it refuses, the writing is only less polite.
-            let _ = rustix::process::setpriority_process(None, 19);
-            self.write(&weights);
+            let _ = rustix::process::setpriority_process(None, LEAST_PRIORITY);
+            self.write();
         };
         if let Err(error) = std::thread::Builder::new().name("packed".to_owned()).spawn(write) {
             tracing::warn!(%error, "no thread to keep the packed weights; the next start packs them again");
         }
     }
 
-    /// Writes packed weights to the first place that takes them.
-    pub fn write(&self, weights: &Weights<CpuLoader>) {
+    /// Writes the weights to the first place that takes them. What stands in the way is only logged.
+    pub fn write(&self) {
         let began = Instant::now();
         for (index, place) in self.places.iter().enumerate() {
             let path = place.path();
-            match write::write(place, &self.contents, weights, self.replace == Some(index)) {
+            match write::write(place, &self.packed, self.replace == Some(index)) {
                 Ok(Written::Whole) => {
                     let removed = place.remove_stale().len();
-                    let bytes = self.contents.body_bytes();
-                    let took_ms = began.elapsed().as_millis();
+                    let (bytes, took_ms) = (self.packed.bytes().len(), began.elapsed().as_millis());
                     tracing::info!(file = %path.display(), bytes, took_ms, removed, "kept the packed weights");
                     return;
                 }

@@ -16,7 +16,7 @@ const MOST_FILES: usize = 2;
 
 /// A folder that a packed file of one model may lie in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(super) struct Place {
     dir: PathBuf,
     model: String,
     file: String,
@@ -24,7 +24,7 @@ pub struct Place {
 
 impl Place {
     /// The place in `dir` of a model's packed file.
-    pub fn new(dir: &Path, checkpoint: &Checkpoint, contents: &Contents) -> Self {
+    pub(super) fn new(dir: &Path, checkpoint: &Checkpoint, contents: &Contents) -> Self {
         let model = checkpoint.path().file_name();
         let model = model.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
         let digits = format!("{:032x}", contents.identity());
@@ -33,22 +33,22 @@ impl Place {
     }
 
     /// The folder.
-    pub fn dir(&self) -> &Path {
+    pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// The packed file.
-    pub fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.dir.join(&self.file)
     }
 
     /// What the file is called while it is written; one a model, so that two writers meet.
-    pub fn unfinished(&self) -> PathBuf {
+    pub(super) fn unfinished(&self) -> PathBuf {
         self.dir.join(format!("{}{SUFFIX}.tmp", self.model))
     }
 
     /// Removes packed files of this model but this one and the youngest others. Says which are gone.
-    pub fn remove_stale(&self) -> Vec<PathBuf> {
+    pub(super) fn remove_stale(&self) -> Vec<PathBuf> {
         let Ok(files) = std::fs::read_dir(&self.dir) else { return Vec::new() };
         let mut others: Vec<_> = files
             .flatten()

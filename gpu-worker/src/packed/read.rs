@@ -11,9 +11,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pons_checkpoint::Tensor;
-use pons_kernels::{Matrix, Pages, Region, Section};
+use pons_kernels::Pages;
 
+use super::body::Packed;
 use super::contents::Contents;
 use super::header::{self, BLOCK_BYTES};
 use super::write::open_plain;
@@ -21,21 +21,9 @@ use super::write::open_plain;
 /// Bytes read at a time; they stay in a core's own cache until their checksum is taken.
 const STRETCH_BYTES: usize = 256 << 10;
 
-/// The packed weights of a model, in memory.
-pub struct Packed {
-    contents: Arc<Contents>,
-    region: Region,
-}
-
-impl std::fmt::Debug for Packed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Packed({} matrices)", self.contents.entries().len())
-    }
-}
-
 /// Why a packed file is not used.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadError {
+pub(super) enum ReadError {
     /// There is none.
     #[error("there is no packed file")]
     Missing,
@@ -52,7 +40,7 @@ impl Packed {
     ///
     /// # Errors
     /// There is none, or it is damaged, cut short, of something else, or another user's.
-    pub fn read(path: &Path, contents: &Arc<Contents>, threads: usize) -> Result<Self, ReadError> {
+    pub(super) fn read(path: &Path, contents: &Arc<Contents>, threads: usize) -> Result<Self, ReadError> {
         let (file, sums) = open(path, contents)?;
         let mut pages = Pages::zeroed(contents.body_bytes())?;
         let start = header::header_bytes(contents) as u64;
@@ -82,21 +70,7 @@ impl Packed {
         if !sound.into_inner() {
             return Err(ReadError::Unusable("its weights are damaged"));
         }
-        Ok(Self { contents: Arc::clone(contents), region: Arc::new(pages) })
-    }
-
-    /// The packed form of a tensor.
-    pub fn matrix(&self, tensor: &Tensor<'_>) -> Option<Matrix> {
-        let entry = self.contents.entry(tensor.name)?;
-        let sections: Vec<Section> = entry
-            .sections
-            .iter()
-            .map(|bytes| Section { region: Arc::clone(&self.region), bytes: bytes.clone() })
-            .collect();
-        if (entry.rows, entry.cols) != (tensor.rows, tensor.cols) {
-            return None;
-        }
-        Matrix::from_sections(entry.rows, entry.cols, entry.kind, &sections).ok()
+        Ok(Self::of(Arc::clone(contents), pages))
     }
 }
 

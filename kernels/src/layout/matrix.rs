@@ -9,8 +9,8 @@ use super::quant::Quants;
 use super::rows::Precision;
 use super::stored::Stored;
 
-/// Outputs in one strip.
-pub(crate) const STRIP: usize = 32;
+/// Outputs in one strip. Strips follow each other in every section of a matrix, so that one may be packed in parts.
+pub const STRIP: usize = 32;
 
 /// The weights at their stored width.
 pub(crate) enum Store {

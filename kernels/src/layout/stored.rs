@@ -7,15 +7,13 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::aligned::{Aligned, LINE_BYTES};
-
-/// Memory that matrices share: a mapped file, or pages filled from one.
-pub type Region = Arc<dyn AsRef<[u8]> + Send + Sync>;
+use super::pages::Pages;
 
 /// A part of a region.
 #[derive(Clone)]
 pub struct Section {
     /// The region.
-    pub region: Region,
+    pub region: Arc<Pages>,
     /// Which of its bytes.
     pub bytes: Range<usize>,
 }

@@ -2,7 +2,7 @@
 
 mod load;
 
-pub use load::{CpuLoader, kind};
+pub use load::CpuLoader;
 
 use std::borrow::Cow;
 use std::sync::Arc;

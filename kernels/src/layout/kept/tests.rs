@@ -3,7 +3,6 @@ use std::sync::Arc;
 use super::*;
 use crate::layout::pages::Pages;
 use crate::layout::quant::Width;
-use crate::layout::stored::Region;
 
 const FORMS: [Form; 8] = [
     Form { width: Width::Four, scaling: Scaling::Centred { zero: 8 } },
@@ -55,7 +54,7 @@ fn kept(matrix: &Matrix) -> Vec<Section> {
     }
     let mut pages = Pages::zeroed(bytes.len()).unwrap();
     pages.as_mut().copy_from_slice(&bytes);
-    let region: Region = Arc::new(pages);
+    let region = Arc::new(pages);
     ranges.into_iter().map(|bytes| Section { region: Arc::clone(&region), bytes }).collect()
 }
 
