@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Parser;
 use crossbeam::channel::Sender;
-use pons_checkpoint::tokenizer::Tokenizer;
 use pons_checkpoint::{Checkpoint, locate};
 use pons_gpu_worker::calibrate::{self, Calibration, store};
 use pons_gpu_worker::clock::Clock;
@@ -21,7 +20,6 @@ use pons_gpu_worker::config::{Arguments, LogFormat, Settings};
 use pons_gpu_worker::engine::Engine;
 use pons_gpu_worker::executor::ModelExecutor;
 use pons_gpu_worker::executor::local::{LocalConfig, LocalExecutor, bytes_per_block};
-use pons_gpu_worker::grammar::Grammars;
 use pons_gpu_worker::kv::BLOCK_TOKENS;
 use pons_gpu_worker::link::{LinkContext, Listener};
 use pons_gpu_worker::metrics::Published;
@@ -29,7 +27,7 @@ use pons_gpu_worker::packed::{self, Unkept};
 use pons_gpu_worker::scheduler::SchedulerConfig;
 use pons_gpu_worker::scheduler::budget::StepMeter;
 use pons_gpu_worker::sizing::{self, MOST_STEP_TOKENS, Sizes};
-use pons_gpu_worker::vocabulary::token_texts;
+use pons_gpu_worker::vocabulary::LateGrammars;
 use pons_gpu_worker::worker::{Command, Inbox, Worker};
 use pons_protocol::PROTOCOL_VERSION;
 use pons_protocol::inference::BrainHello;
@@ -88,17 +86,11 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
     let clock = Clock::start();
     let began = Instant::now();
     let path = locate::locate(&settings.model)?;
-    let checkpoint = Checkpoint::open(&path)?;
+    let checkpoint = Arc::new(Checkpoint::open(&path)?);
     let open_ms = began.elapsed().as_millis();
-    // The one keeps a thread busy, the other waits for memory and, at a first start, keeps all of them busy.
-    let (grammars, loaded) = thread::scope(|scope| {
-        let grammars = scope.spawn(|| grammars(&checkpoint));
-        let loaded = load(settings, &checkpoint);
-        (grammars.join(), loaded)
-    });
-    let (mut executor, unkept) = loaded?;
-    let (grammars, vocabulary_ms) =
-        grammars.map_err(|_| anyhow::anyhow!("reading the vocabulary failed"))??;
+    let grammars = LateGrammars::start(Arc::clone(&checkpoint))
+        .context("the system gives no thread to index the vocabulary")?;
+    let (mut executor, unkept) = load(settings, &checkpoint)?;
     let limits = executor.limits();
     let eos_token_ids = checkpoint.config().eos.clone();
     tracing::info!(
@@ -107,12 +99,11 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
         weights_bytes = checkpoint.size_bytes(),
         threads = settings.threads,
         open_ms,
-        vocabulary_ms,
         load_ms = began.elapsed().as_millis(),
         "the model is loaded"
     );
 
-    let calibration = calibration(settings, &path, &checkpoint, &mut executor)?;
+    let calibration = calibration(settings, &path, &checkpoint, &mut executor, &grammars)?;
     let sizes = sizing::derive(calibration.as_ref(), settings.targets(), settings.given(), &limits);
     announce(settings, calibration.as_ref(), &sizes);
     let fingerprint = executor.fingerprint().to_owned();
@@ -142,23 +133,13 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
     serve(settings, engine, grammars, hello, clock, unkept)
 }
 
-/// The compiler of grammars for the model's vocabulary, and the milliseconds it took to make.
-fn grammars(checkpoint: &Checkpoint) -> anyhow::Result<(Grammars, u128)> {
-    let began = Instant::now();
-    let tokenizer = Tokenizer::open(checkpoint)?;
-    let config = checkpoint.config();
-    let texts = token_texts(&tokenizer, u32::try_from(config.vocab_size)?);
-    let grammars = Grammars::new(&texts, &config.eos)
-        .map_err(|reason| anyhow::anyhow!("the model's vocabulary can't be used: {reason}"))?;
-    Ok((grammars, began.elapsed().as_millis()))
-}
-
 /// The kept measurement of this model on this machine, or a new one.
 fn calibration(
     settings: &Settings,
     path: &Path,
     checkpoint: &Checkpoint,
     executor: &mut LocalExecutor,
+    grammars: &LateGrammars,
 ) -> anyhow::Result<Option<Calibration>> {
     let began = Instant::now();
     let key = store::Key::new(path, executor.fingerprint(), checkpoint.size_bytes(), settings.threads);
@@ -167,6 +148,8 @@ fn calibration(
         tracing::info!("the device was measured before; that measurement is used");
         return Ok(Some(kept));
     }
+    // What else this process does would be measured too.
+    grammars.wait();
     // Steps that take longer than the target are of no use to any limit.
     let Some(measured) = calibrate::measure(executor, settings.targets().itl_us)? else { return Ok(None) };
     tracing::info!(took_ms = began.elapsed().as_millis(), calm = measured.calm, "measured the device");
@@ -221,7 +204,7 @@ fn scheduler_config(settings: &Settings, sizes: &Sizes, eos_token_ids: Vec<u32>)
 fn serve<E: ModelExecutor>(
     settings: &Settings,
     engine: Engine<E>,
-    grammars: Grammars,
+    grammars: LateGrammars,
     hello: BrainHello,
     clock: Clock,
     unkept: Option<Unkept>,
