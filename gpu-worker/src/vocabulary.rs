@@ -111,7 +111,7 @@ mod tests {
         std::fs::write(dir.path().join("tokenizer.json"), "{}").expect("written");
         let late = late(dir.path());
         late.wait();
-        let refusal = late.compile(&Grammar::Regex("a+".to_owned())).err().expect("refused");
+        let refusal = late.compile(&Grammar::Regex("a+".to_owned())).expect_err("refused");
         assert!(refusal.contains("can't be held to a grammar"), "{refusal}");
     }
 }

@@ -270,7 +270,7 @@ fn a_file_that_cannot_be_read_is_packed_anew() {
     let model = Model::new();
     let (_, weights) = model.start();
     let path = model.file();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0)).expect("set");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o0)).expect("set");
     // The superuser may read it all the same.
     assert_eq!(model.start().1, weights);
     assert_eq!(model.start(), (false, weights));
