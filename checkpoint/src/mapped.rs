@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::ops::Deref;
 use std::path::Path;
+use std::time::SystemTime;
 
 use crate::error::{CheckpointError, Result};
 
@@ -11,6 +12,7 @@ use crate::error::{CheckpointError, Result};
 #[derive(Debug)]
 pub struct MappedFile {
     map: Option<memmap2::Mmap>,
+    written: Option<SystemTime>,
 }
 
 impl MappedFile {
@@ -21,15 +23,22 @@ impl MappedFile {
     pub fn open(path: &Path) -> Result<Self> {
         let file = open_regular(path)?;
         let meta = file.metadata().map_err(|e| CheckpointError::io("inspect", path, e))?;
+        let written = meta.modified().ok();
         if meta.len() == 0 {
-            return Ok(Self { map: None });
+            return Ok(Self { map: None, written });
         }
         // SAFETY: the file is opened read-only and mapped read-only, and the mapping is only seen as `&[u8]`, for which
         // every bit pattern is valid. What remains is that another process may truncate or rewrite the file while it is
         // mapped: truncation ends this process with SIGBUS, a rewrite changes weights under us. Model files are
         // therefore replaced by rename (as `pull` does), never edited in place.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| CheckpointError::io("map", path, e))?;
-        Ok(Self { map: Some(map) })
+        Ok(Self { map: Some(map), written })
+    }
+
+    /// When the file was last written, as its system knew when it was mapped.
+    #[must_use]
+    pub fn written(&self) -> Option<SystemTime> {
+        self.written
     }
 }
 

@@ -220,6 +220,10 @@ fn arguments(
     option("p99-ttft-ms", Some(model.p99_ttft_ms.to_string()));
     option("p99-itl-ms", Some(model.p99_itl_ms.to_string()));
     option("calibration-dir", Some(config.state_dir.join("calibration").display().to_string()));
+    option("packed-dir", model.packed_dir.as_ref().map(|dir| dir.display().to_string()));
+    if !model.packed_cache {
+        arguments.push("--no-packed-cache".to_owned());
+    }
     arguments
 }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use pons_kernels::KvFormat;
 
+use crate::packed::Folder;
 use crate::sizing::{Given, MOST_SEQUENCES, Targets};
 
 /// Most threads that make sense on one machine.
@@ -76,6 +77,15 @@ pub struct Arguments {
     /// cache directory]
     #[arg(long, value_name = "DIR")]
     pub calibration_dir: Option<PathBuf>,
+
+    /// Where packed weights are kept between starts, about as large as the model [default: beside the model, or
+    /// pons/packed in the platform's cache directory if that folder can't be written to]
+    #[arg(long, value_name = "DIR", env = "PONS_PACKED_DIR")]
+    pub packed_dir: Option<PathBuf>,
+
+    /// Keep no packed weights and use none that were kept; every start packs them from the model
+    #[arg(long)]
+    pub no_packed_cache: bool,
 
     /// Most sequences that may wait; further ones are refused at once
     #[arg(long, value_name = "N", default_value_t = 1024)]
@@ -160,6 +170,8 @@ pub struct Settings {
     pub p99_itl_ms: u32,
     /// Where calibrations are kept; none where the platform has no such place.
     pub calibration_dir: Option<PathBuf>,
+    /// Where packed weights are kept.
+    pub packed: Folder,
     /// Most sequences that wait.
     pub max_waiting: u32,
     /// Most prompt tokens that wait, if it is not to be measured.
@@ -212,6 +224,11 @@ impl Settings {
             calibration_dir: raw
                 .calibration_dir
                 .or_else(|| Some(dirs::cache_dir()?.join("pons").join("calibration"))),
+            packed: match (raw.no_packed_cache, raw.packed_dir) {
+                (true, _) => Folder::None,
+                (false, Some(dir)) => Folder::Given(dir),
+                (false, None) => Folder::Beside(dirs::cache_dir().map(|dir| dir.join("pons").join("packed"))),
+            },
             max_waiting: within("max-waiting", raw.max_waiting, 1, MAX_WAITING)?,
             max_waiting_tokens: raw
                 .max_waiting_tokens

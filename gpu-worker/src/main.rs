@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Parser;
 use crossbeam::channel::Sender;
-use pons_checkpoint::tokenizer::Tokenizer;
 use pons_checkpoint::{Checkpoint, locate};
 use pons_gpu_worker::calibrate::{self, Calibration, store};
 use pons_gpu_worker::clock::Clock;
@@ -21,14 +20,14 @@ use pons_gpu_worker::config::{Arguments, LogFormat, Settings};
 use pons_gpu_worker::engine::Engine;
 use pons_gpu_worker::executor::ModelExecutor;
 use pons_gpu_worker::executor::local::{LocalConfig, LocalExecutor, bytes_per_block};
-use pons_gpu_worker::grammar::Grammars;
 use pons_gpu_worker::kv::BLOCK_TOKENS;
 use pons_gpu_worker::link::{LinkContext, Listener};
 use pons_gpu_worker::metrics::Published;
+use pons_gpu_worker::packed::{self, Unkept};
 use pons_gpu_worker::scheduler::SchedulerConfig;
 use pons_gpu_worker::scheduler::budget::StepMeter;
 use pons_gpu_worker::sizing::{self, MOST_STEP_TOKENS, Sizes};
-use pons_gpu_worker::vocabulary::token_texts;
+use pons_gpu_worker::vocabulary::LateGrammars;
 use pons_gpu_worker::worker::{Command, Inbox, Worker};
 use pons_protocol::PROTOCOL_VERSION;
 use pons_protocol::inference::BrainHello;
@@ -87,23 +86,24 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
     let clock = Clock::start();
     let began = Instant::now();
     let path = locate::locate(&settings.model)?;
-    let checkpoint = Checkpoint::open(&path)?;
-    let tokenizer = Tokenizer::open(&checkpoint)?;
-    let mut executor = load(settings, &checkpoint)?;
+    let checkpoint = Arc::new(Checkpoint::open(&path)?);
+    let open_ms = began.elapsed().as_millis();
+    let grammars = LateGrammars::start(Arc::clone(&checkpoint))
+        .context("the system gives no thread to index the vocabulary")?;
+    let (mut executor, unkept) = load(settings, &checkpoint)?;
     let limits = executor.limits();
     let eos_token_ids = checkpoint.config().eos.clone();
-    let grammars = Grammars::new(&token_texts(&tokenizer, limits.vocab_size), &eos_token_ids)
-        .map_err(|reason| anyhow::anyhow!("the model's vocabulary can't be used: {reason}"))?;
     tracing::info!(
         model = %path.display(),
         fingerprint = executor.fingerprint(),
         weights_bytes = checkpoint.size_bytes(),
         threads = settings.threads,
+        open_ms,
         load_ms = began.elapsed().as_millis(),
         "the model is loaded"
     );
 
-    let calibration = calibration(settings, &path, &checkpoint, &mut executor)?;
+    let calibration = calibration(settings, &path, &checkpoint, &mut executor, &grammars)?;
     let sizes = sizing::derive(calibration.as_ref(), settings.targets(), settings.given(), &limits);
     announce(settings, calibration.as_ref(), &sizes);
     let fingerprint = executor.fingerprint().to_owned();
@@ -130,7 +130,7 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
         step_tokens: sizes.step_tokens,
         calibration: calibration.as_ref().map(Calibration::to_wire),
     };
-    serve(settings, engine, grammars, hello, clock)
+    serve(settings, engine, grammars, hello, clock, unkept)
 }
 
 /// The kept measurement of this model on this machine, or a new one.
@@ -139,6 +139,7 @@ fn calibration(
     path: &Path,
     checkpoint: &Checkpoint,
     executor: &mut LocalExecutor,
+    grammars: &LateGrammars,
 ) -> anyhow::Result<Option<Calibration>> {
     let began = Instant::now();
     let key = store::Key::new(path, executor.fingerprint(), checkpoint.size_bytes(), settings.threads);
@@ -147,6 +148,8 @@ fn calibration(
         tracing::info!("the device was measured before; that measurement is used");
         return Ok(Some(kept));
     }
+    // What else this process does would be measured too.
+    grammars.wait();
     // Steps that take longer than the target are of no use to any limit.
     let Some(measured) = calibrate::measure(executor, settings.targets().itl_us)? else { return Ok(None) };
     tracing::info!(took_ms = began.elapsed().as_millis(), calm = measured.calm, "measured the device");
@@ -201,9 +204,10 @@ fn scheduler_config(settings: &Settings, sizes: &Sizes, eos_token_ids: Vec<u32>)
 fn serve<E: ModelExecutor>(
     settings: &Settings,
     engine: Engine<E>,
-    grammars: Grammars,
+    grammars: LateGrammars,
     hello: BrainHello,
     clock: Clock,
+    unkept: Option<Unkept>,
 ) -> anyhow::Result<()> {
     let inbox = Inbox::default();
     watch_signals(inbox.sender(), Duration::from_secs(u64::from(settings.drain_seconds)))?;
@@ -215,12 +219,17 @@ fn serve<E: ModelExecutor>(
     let links = listener.serve(context).context("the system gives no thread to accept links")?;
     let worker = Worker::new(engine, inbox, move |grammar| grammars.compile(grammar), published, clock)
         .context("the system gives no thread to compile grammars")?;
+    // Only now, so that neither the start nor a measurement of the device waits for a disk.
+    if let Some(unkept) = unkept {
+        unkept.write_later();
+    }
     let result = worker.run();
     links.finish(FLUSH_LIMIT);
     result.context("the engine stopped")
 }
 
-fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<LocalExecutor> {
+/// A model that can compute, and its weights where they are still to be kept for the next start.
+fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<(LocalExecutor, Option<Unkept>)> {
     let model = checkpoint.config();
     let context_tokens = settings.context_for(u32::try_from(model.context)?)?;
     let block_bytes = bytes_per_block(model, settings.kv_format) as u64;
@@ -243,7 +252,11 @@ fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<LocalExe
         step_tokens: settings.step_tokens.unwrap_or(MOST_STEP_TOKENS).max(settings.most_sequences()),
         context_tokens,
     };
-    Ok(LocalExecutor::load(checkpoint, config)?)
+    let began = Instant::now();
+    let (packed, unkept) = packed::load(&settings.packed, checkpoint, settings.threads)?;
+    let executor = LocalExecutor::load_packed(checkpoint, packed, config)?;
+    tracing::debug!(took_ms = began.elapsed().as_millis(), new = unkept.is_some(), "the weights are packed");
+    Ok((executor, unkept))
 }
 
 /// The first signal drains, the second ends at once.

@@ -23,9 +23,12 @@ pub mod scalar;
 
 pub use dispatch::Isa;
 pub use kv::{AttentionSeq, BLOCK, KvArena, KvError, KvFormat, KvRow};
+pub use layout::kept::{Kind, LAYOUT_VERSION};
 pub use layout::matrix::Matrix;
+pub use layout::pages::Pages;
 pub use layout::quant::{FillRow, Form, QuantRow, Scaling, Width};
 pub use layout::rows::Precision;
+pub use layout::stored::{Section, SectionError};
 pub use layout::{matrix, quant};
 pub use pool::Pool;
 pub use rope::{Rope, RopeLayout, RopeScaling};

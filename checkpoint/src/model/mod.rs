@@ -6,6 +6,7 @@ mod role;
 mod source;
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
@@ -92,6 +93,13 @@ impl Checkpoint {
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.source.size_bytes()
+    }
+
+    /// Bytes and last writing of each weight file that was opened, in a fixed order: another file under the same
+    /// name is noticed by them.
+    #[must_use]
+    pub fn stamps(&self) -> Vec<(u64, Option<SystemTime>)> {
+        self.source.stamps()
     }
 
     /// The metadata of a GGUF file, which also holds vocabulary and chat template; `None` for a directory.

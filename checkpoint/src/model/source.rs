@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::path::{Component, Path};
+use std::time::SystemTime;
 
 use serde::Deserialize;
 
@@ -81,6 +82,15 @@ impl Source {
         match self {
             Self::Gguf { map, .. } => map.len() as u64,
             Self::Safetensors { shards, .. } => shards.iter().map(|shard| shard.map.len() as u64).sum(),
+        }
+    }
+
+    /// Size and last writing of each weight file, in a fixed order.
+    pub(super) fn stamps(&self) -> Vec<(u64, Option<SystemTime>)> {
+        let stamp = |map: &MappedFile| (map.len() as u64, map.written());
+        match self {
+            Self::Gguf { map, .. } => vec![stamp(map)],
+            Self::Safetensors { shards, .. } => shards.iter().map(|shard| stamp(&shard.map)).collect(),
         }
     }
 

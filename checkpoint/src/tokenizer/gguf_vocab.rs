@@ -81,6 +81,14 @@ impl GgufVocab {
         Ok(())
     }
 
+    /// The table of tokens, without a way from text to them.
+    pub(super) fn into_vocabulary(self) -> Result<Vocabulary, TokenizerError> {
+        self.check()?;
+        let kinds = self.kinds()?;
+        let tokens = self.tokens.into_iter().zip(kinds).enumerate();
+        Vocabulary::new(tokens.map(|(id, (text, kind))| (id as u32, text, kind)), Spelling::ByteLevel)
+    }
+
     /// The stages for ordinary text: only normal tokens take part.
     fn pipeline(&self, kinds: &[Kind]) -> Result<Pipeline, TokenizerError> {
         let mut vocab: HashMap<String, u32> = HashMap::with_capacity(self.tokens.len());
@@ -178,8 +186,6 @@ impl Tokenizer {
             })
         });
         let added = AddedTokens::new(added.collect());
-        let tokens =
-            vocab.tokens.into_iter().zip(kinds).enumerate().map(|(id, (text, kind))| (id as u32, text, kind));
-        Ok(Self { vocabulary: Vocabulary::new(tokens, Spelling::ByteLevel)?, added, pipeline, specials })
+        Ok(Self { vocabulary: vocab.into_vocabulary()?, added, pipeline, specials })
     }
 }

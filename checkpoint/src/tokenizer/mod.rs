@@ -57,6 +57,27 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
+/// The tokens of a model alone, for whoever reads ids but never makes them of a text: merges, most of the work of
+/// opening a tokenizer, are left out where the model's format allows it.
+#[derive(Debug)]
+pub struct TokenTable {
+    vocabulary: Vocabulary,
+}
+
+impl TokenTable {
+    /// As [`Tokenizer::token_bytes`].
+    #[must_use]
+    pub fn bytes(&self, id: u32) -> Option<&[u8]> {
+        self.vocabulary.bytes(id)
+    }
+
+    /// As [`Tokenizer::is_control`].
+    #[must_use]
+    pub fn is_control(&self, id: u32) -> bool {
+        self.vocabulary.kind(id) == Some(Kind::Control)
+    }
+}
+
 impl Tokenizer {
     /// One more than the largest id.
     pub fn vocab_size(&self) -> usize {

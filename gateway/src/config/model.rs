@@ -26,6 +26,8 @@ pub struct RawModel {
     max_sequences: Option<u32>,
     step_tokens: Option<u32>,
     max_waiting: Option<u32>,
+    packed_cache: Option<bool>,
+    packed_dir: Option<PathBuf>,
     p99_ttft_ms: Option<u32>,
     p99_itl_ms: Option<u32>,
     price_prompt: Option<u64>,
@@ -103,6 +105,11 @@ pub struct ModelConfig {
     /// Most sequences that wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_waiting: Option<u32>,
+    /// Whether the brain keeps packed weights between starts; they take about as much of the disk as the model.
+    pub packed_cache: bool,
+    /// Where it keeps them; without it beside the model, or else in the platform's cache directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packed_dir: Option<PathBuf>,
     /// Declared P99 of the time to the first token; the brain sizes itself for it.
     pub p99_ttft_ms: u32,
     /// Declared P99 of the time between two tokens.
@@ -174,6 +181,9 @@ fn resolve_one(index: usize, raw: RawModel) -> Result<ModelConfig, ConfigError> 
             return Err(ConfigError::bad(&field(key), value, format!("it must be between 1 and {most}")));
         }
     }
+    if raw.packed_dir.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
+        return Err(ConfigError::bad(&field("packed_dir"), "empty", "name a folder, or leave it out"));
+    }
     if let Some(threads) = raw.threads.filter(|threads| !(1..=1024).contains(threads)) {
         return Err(ConfigError::bad(&field("threads"), threads, "it must be between 1 and 1024"));
     }
@@ -187,6 +197,8 @@ fn resolve_one(index: usize, raw: RawModel) -> Result<ModelConfig, ConfigError> 
         max_sequences: raw.max_sequences,
         step_tokens: raw.step_tokens,
         max_waiting: raw.max_waiting,
+        packed_cache: raw.packed_cache.unwrap_or(true),
+        packed_dir: raw.packed_dir,
         p99_ttft_ms: raw.p99_ttft_ms.unwrap_or(DEFAULT_P99_TTFT_MS),
         p99_itl_ms: raw.p99_itl_ms.unwrap_or(DEFAULT_P99_ITL_MS),
         prices: Prices {

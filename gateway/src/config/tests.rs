@@ -53,6 +53,7 @@ fn a_value_out_of_range_is_named_with_its_remedy() {
         ("[[model]]\nthreads = 1", "model[0].name", "a path, or both"),
         ("[[model]]\nname = \"a\"\nbrain = \"http://x\"", "model[0].brain", "unix:PATH"),
         ("[[model]]\nname = \"a\"\ncontext = 0", "model[0].context", "at least 1"),
+        ("[[model]]\nname = \"a\"\npacked_dir = \"\"", "model[0].packed_dir", "leave it out"),
         ("[[model]]\nname = \"a\"\n[[model]]\nname = \"a\"", "model[1].name", "its own"),
     ] {
         let message = fault(text);

@@ -27,6 +27,17 @@ fn defaults_leave_only_model_dependent_values_open() {
 }
 
 #[test]
+fn packed_weights_are_kept_beside_the_model_where_asked_or_nowhere() {
+    let packed = |arguments: &[&str]| resolve(arguments).expect("valid").packed;
+    assert_eq!(packed(&["--packed-dir", "/d"]), Folder::Given(PathBuf::from("/d")));
+    assert_eq!(packed(&["--packed-dir", "/d", "--no-packed-cache"]), Folder::None);
+    // Without the environment's own choice, which a developer may have made.
+    if std::env::var_os("PONS_PACKED_DIR").is_none() {
+        assert!(matches!(packed(&[]), Folder::Beside(_)));
+    }
+}
+
+#[test]
 fn sizes_are_read_with_their_unit() {
     assert_eq!(parse_bytes("2GiB"), Ok(2 << 30));
     assert_eq!(parse_bytes("1.5 MiB"), Ok(3 << 19));

@@ -24,6 +24,7 @@ use crate::model::family::{self, Shape};
 use crate::model::sampler::{self, Sampled, Scratch, TokenRow};
 use crate::model::transformer::{LOGIT_ROWS, Transformer};
 use crate::model::weights::Weights;
+use crate::packed::Packed;
 
 /// How to run a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,12 +65,27 @@ impl LocalExecutor<CpuBackend> {
     /// # Errors
     /// A checkpoint that can't be loaded, or a setting that is out of range.
     pub fn load(checkpoint: &Checkpoint, config: LocalConfig) -> Result<Self, ModelError> {
+        check_config(&config, checkpoint.config())?;
+        let packed = Arc::new(Packed::pack(checkpoint, config.threads)?);
+        Self::load_packed(checkpoint, packed, config)
+    }
+
+    /// Loads a model onto the CPU whose weights are packed.
+    ///
+    /// # Errors
+    /// As [`LocalExecutor::load`].
+    pub fn load_packed(
+        checkpoint: &Checkpoint,
+        packed: Arc<Packed>,
+        config: LocalConfig,
+    ) -> Result<Self, ModelError> {
         let model = checkpoint.config();
         check_config(&config, model)?;
         let shape = Shape::new(model);
         let isa = Isa::detect();
         let rope = family::rope(model, config.context_tokens as usize);
-        let weights = Weights::load(checkpoint, &shape, &CpuLoader::for_width(shape.hidden), config.threads)?;
+        let loader = CpuLoader::for_width(shape.hidden, packed);
+        let weights = Weights::load(checkpoint, &shape, &loader, config.threads)?;
         let pool = Arc::new(Pool::new(config.threads));
         let backend =
             CpuBackend::new(Arc::clone(&pool), isa, &shape, rope, config.blocks as usize, config.kv_format)?;

@@ -20,6 +20,14 @@ pub enum ModelError {
         /// Why.
         reason: String,
     },
+    /// There is no memory for the weights.
+    #[error("weights take {bytes} bytes: {source}; end other programs or use a smaller model")]
+    Memory {
+        /// Bytes of all packed weights.
+        bytes: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The KV arena can't have the size asked for.
     #[error("kv cache: {0}")]
     Kv(#[from] pons_kernels::KvError),

@@ -47,6 +47,11 @@ impl Brain {
         }
     }
 
+    /// Where packed weights are kept: beside the model's own files.
+    pub(crate) fn model_dir(&self) -> PathBuf {
+        self.dir.path().join("tiny")
+    }
+
     /// Starts another on the same model and socket, and waits for its end.
     pub(crate) fn rival(&self) -> std::process::Output {
         command(self.dir.path(), &self.socket).stderr(Stdio::piped()).output().expect("the rival starts")

@@ -5,6 +5,7 @@ mod client;
 mod drive;
 mod golden;
 mod local;
+mod packed;
 mod reference;
 mod tiny;
 mod worker;

@@ -4,7 +4,7 @@
 use std::ops::{Deref, DerefMut};
 
 /// The size of a cache line, and of one vector register.
-const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// A fixed-length zeroed buffer whose first element is on a cache line. Its pages are touched only when written.
 pub(crate) struct Aligned<T> {

@@ -5,18 +5,18 @@
 //! side by side, inputs follow each other, so that a product reads each strip as one stream. The last strip is
 //! padded with zeros. Quantised formats have a layout of their own, see [`super::quant`].
 
-use super::aligned::Aligned;
 use super::quant::Quants;
 use super::rows::Precision;
+use super::stored::Stored;
 
-/// Outputs in one strip.
-pub(crate) const STRIP: usize = 32;
+/// Outputs in one strip. Strips follow each other in every section of a matrix, so that one may be packed in parts.
+pub const STRIP: usize = 32;
 
 /// The weights at their stored width.
 pub(crate) enum Store {
-    F32(Aligned<f32>),
-    Bf16(Aligned<u16>),
-    F16(Aligned<u16>),
+    F32(Stored<f32>),
+    Bf16(Stored<u16>),
+    F16(Stored<u16>),
     Quants(Quants),
 }
 

@@ -2,8 +2,11 @@
 //! through the same index functions.
 
 pub(crate) mod aligned;
+pub(crate) mod kept;
 pub mod matrix;
 mod pack;
+pub(crate) mod pages;
 pub mod quant;
 pub(crate) mod rows;
+pub(crate) mod stored;
 mod unpack;

@@ -11,17 +11,32 @@ impl Matrix {
     /// # Panics
     /// When `data` does not hold `rows * cols` weights, or a dimension is zero; as with the other constructors.
     pub fn from_f32(rows: usize, cols: usize, data: &[f32]) -> Matrix {
-        Matrix { rows, cols, precision: Precision::default(), store: Store::F32(dense(rows, cols, data)) }
+        Matrix {
+            rows,
+            cols,
+            precision: Precision::default(),
+            store: Store::F32(dense(rows, cols, data).into()),
+        }
     }
 
     /// Packs row-major bfloat16 weights given by their bits, kept as bfloat16.
     pub fn from_bf16_bits(rows: usize, cols: usize, data: &[u16]) -> Matrix {
-        Matrix { rows, cols, precision: Precision::default(), store: Store::Bf16(dense(rows, cols, data)) }
+        Matrix {
+            rows,
+            cols,
+            precision: Precision::default(),
+            store: Store::Bf16(dense(rows, cols, data).into()),
+        }
     }
 
     /// Packs row-major half-precision weights given by their bits, kept as half precision.
     pub fn from_f16_bits(rows: usize, cols: usize, data: &[u16]) -> Matrix {
-        Matrix { rows, cols, precision: Precision::default(), store: Store::F16(dense(rows, cols, data)) }
+        Matrix {
+            rows,
+            cols,
+            precision: Precision::default(),
+            store: Store::F16(dense(rows, cols, data).into()),
+        }
     }
 
     /// Packs quantised weights: `fill(row, parts)` writes the numbers and scales of one row, as `form` describes

@@ -11,8 +11,8 @@
 mod pack;
 mod unpack;
 
-use super::aligned::Aligned;
 use super::matrix::STRIP;
+use super::stored::Stored;
 
 /// Outputs in one vector of sums.
 pub(crate) const LANES: usize = 16;
@@ -133,21 +133,21 @@ impl Form {
 /// The scales of all units.
 pub(crate) enum Scales {
     /// `d`, [`LANES`] a unit.
-    Centred { d: Aligned<u16>, zero: u8 },
+    Centred { d: Stored<u16>, zero: u8 },
     /// [`LANES`] `d` and then as many `m` a unit.
-    Affine { dm: Aligned<u16> },
+    Affine { dm: Stored<u16> },
     /// [`LANES`] `d` and then as many `m` for each (strip, nest, half); beside them [`NEST_WORDS`] times [`LANES`]
     /// words: numbers 0..5, 5..10, 10..15 of the sixteen `s0..s8, t0..t8` in six bits each from the lowest up, and in
     /// the upper two bits of the three words the sixteenth, `t7`, lowest bits first.
-    NestedAffine { dm: Aligned<u16>, st: Aligned<u32> },
+    NestedAffine { dm: Stored<u16>, st: Stored<u32> },
     /// [`LANES`] `d` for each (strip, nest, half); beside them sixteen times [`LANES`] bytes `s`.
-    NestedCentred { d: Aligned<u16>, s: Aligned<u8>, zero: u8 },
+    NestedCentred { d: Stored<u16>, s: Stored<u8>, zero: u8 },
 }
 
 /// A quantised matrix in packed form.
 pub(crate) struct Quants {
     pub(crate) width: Width,
-    pub(crate) digits: Aligned<u8>,
+    pub(crate) digits: Stored<u8>,
     pub(crate) scales: Scales,
 }
 

@@ -46,27 +46,30 @@ impl Quants {
             zero
         };
         let scales = match form.scaling {
-            Scaling::Centred { zero } => Scales::Centred { d: room(rows, groups, LANES), zero: power(zero) },
-            Scaling::Affine => Scales::Affine { dm: room(rows, groups, 2 * LANES) },
+            Scaling::Centred { zero } => {
+                Scales::Centred { d: room(rows, groups, LANES).into(), zero: power(zero) }
+            }
+            Scaling::Affine => Scales::Affine { dm: room(rows, groups, 2 * LANES).into() },
             Scaling::NestedAffine => Scales::NestedAffine {
-                dm: room(rows, nests, 2 * LANES),
-                st: room(rows, nests, NEST_WORDS * LANES),
+                dm: room(rows, nests, 2 * LANES).into(),
+                st: room(rows, nests, NEST_WORDS * LANES).into(),
             },
             Scaling::NestedCentred { zero } => Scales::NestedCentred {
-                d: room(rows, nests, LANES),
-                s: room(rows, nests, 2 * NEST * LANES),
+                d: room(rows, nests, LANES).into(),
+                s: room(rows, nests, 2 * NEST * LANES).into(),
                 zero: power(zero),
             },
         };
-        Quants { width: form.width, digits: room(rows, groups, form.width.unit_bytes()), scales }
+        Quants { width: form.width, digits: room(rows, groups, form.width.unit_bytes()).into(), scales }
     }
 
     fn put_digits(&mut self, row: usize, q: &[u8]) {
         let (strip, half, lane) = place(row);
         let groups = q.len() / GROUP;
         let bytes = self.width.unit_bytes();
+        let digits = self.digits.own_mut();
         for (group, q) in q.chunks_exact(GROUP).enumerate() {
-            let unit = &mut self.digits[unit_at(groups, strip, group, half) * bytes..][..bytes];
+            let unit = &mut digits[unit_at(groups, strip, group, half) * bytes..][..bytes];
             for (quad, q) in q.chunks_exact(QUAD).enumerate() {
                 let (vector, high) = (quad % 4 * 64 + lane * QUAD, quad / 4);
                 match self.width {
@@ -98,13 +101,15 @@ impl Scales {
         let (groups, nests) = (cols.div_ceil(GROUP), cols.div_ceil(GROUP * NEST));
         match self {
             Scales::Centred { d, .. } => {
+                let d = d.own_mut();
                 for (group, &bits) in from.d.iter().enumerate() {
                     d[unit_at(groups, strip, group, half) * LANES + lane] = bits;
                 }
             }
-            Scales::Affine { dm } => put_pairs(dm, from, groups, (strip, half, lane)),
+            Scales::Affine { dm } => put_pairs(dm.own_mut(), from, groups, (strip, half, lane)),
             Scales::NestedAffine { dm, st } => {
-                put_pairs(dm, from, nests, (strip, half, lane));
+                put_pairs(dm.own_mut(), from, nests, (strip, half, lane));
+                let st = st.own_mut();
                 for (nest, (s, t)) in from.s.chunks(NEST).zip(from.t.chunks(NEST)).enumerate() {
                     let words = nest_words(s, t);
                     let at = unit_at(nests, strip, nest, half) * NEST_WORDS * LANES + lane;
@@ -114,6 +119,7 @@ impl Scales {
                 }
             }
             Scales::NestedCentred { d, s, .. } => {
+                let (d, s) = (d.own_mut(), s.own_mut());
                 for (nest, &bits) in from.d.iter().enumerate() {
                     d[unit_at(nests, strip, nest, half) * LANES + lane] = bits;
                 }
