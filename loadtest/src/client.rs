@@ -1,6 +1,7 @@
 //! One request over HTTP. The rule: nothing is computed between two reads of a stream but what tells a token's
 //! arrival, and an answer counts as complete only with a finish reason and its end mark.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 
+use crate::live::Progress;
 use crate::scenario::{Planned, Scenario};
 
 /// The most bytes of one answer.
@@ -71,6 +73,7 @@ pub struct Outcome {
 pub struct Client {
     pool: Pool<HttpConnector, Full<Bytes>>,
     target: Target,
+    progress: Arc<Progress>,
 }
 
 impl Client {
@@ -78,7 +81,13 @@ impl Client {
     pub fn new(target: Target) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        Self { pool: Pool::builder(TokioExecutor::new()).build(connector), target }
+        let pool = Pool::builder(TokioExecutor::new()).build(connector);
+        Self { pool, target, progress: Arc::default() }
+    }
+
+    /// The same client, whose requests are counted as they go.
+    pub fn watched(self, progress: Arc<Progress>) -> Self {
+        Self { progress, ..self }
     }
 
     /// Sends one request that was due at `due`.
@@ -101,10 +110,12 @@ impl Client {
             cached_tokens: 0,
         };
         let deadline = Duration::from_secs_f64(scenario.deadline_s);
+        let _flight = self.progress.begin();
         let answer = self.answer(scenario, planned, due, &mut outcome);
         let end = tokio::time::timeout(deadline, answer).await;
         outcome.end = end.unwrap_or(End::Failed("deadline"));
         outcome.end_s = due.elapsed().as_secs_f64();
+        self.progress.end(&outcome.end, outcome.chunks_s.len() as u64, outcome.output_tokens);
         outcome
     }
 
@@ -136,12 +147,13 @@ impl Client {
         }
         let body = response.into_body();
         if scenario.stream {
-            return read_stream(body, planned.abort_after, due, outcome).await;
+            return read_stream(body, planned.abort_after, due, outcome, &self.progress).await;
         }
         let Ok(body) = http_body_util::Limited::new(body, MOST_BYTES).collect().await else {
             return End::Failed("cut");
         };
         outcome.chunks_s.push(due.elapsed().as_secs_f64());
+        self.progress.chunk(&outcome.chunks_s);
         let Ok(answer) = serde_json::from_slice::<Value>(&body.to_bytes()) else {
             return End::Failed("not JSON");
         };
@@ -182,6 +194,7 @@ async fn read_stream(
     abort_after: Option<u32>,
     due: Instant,
     outcome: &mut Outcome,
+    progress: &Progress,
 ) -> End {
     let mut rest: Vec<u8> = Vec::new();
     let (mut finished, mut bytes) = (false, 0);
@@ -216,6 +229,7 @@ async fn read_stream(
             let text = |field: &str| delta[field].as_str().is_some_and(|text| !text.is_empty());
             if text("content") || text("reasoning_content") || delta["tool_calls"].is_array() {
                 outcome.chunks_s.push(now_s);
+                progress.chunk(&outcome.chunks_s);
             }
         }
         rest.drain(..read);

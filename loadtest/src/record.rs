@@ -6,6 +6,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{End, Outcome};
+use crate::over_time::ttft_by_second_ms;
 use crate::scenario::Scenario;
 
 /// Requests below which a 99th percentile is a guess.
@@ -88,6 +89,9 @@ pub struct Round {
     pub lag_ms: Latency,
     /// Every second.
     pub seconds: Vec<Second>,
+    /// Median and greatest time to a first token of the requests due in each second.
+    #[serde(default)]
+    pub ttft_by_second_ms: Vec<Option<(f64, f64)>>,
     /// What a reader should know.
     pub warnings: Vec<String>,
 }
@@ -202,6 +206,7 @@ impl Round {
             e2e_ms: Latency::of(ok.iter().map(|outcome| outcome.end_s)),
             lag_ms,
             seconds: seconds(outcomes, first_s),
+            ttft_by_second_ms: ttft_by_second_ms(outcomes, first_s),
             warnings,
         }
     }

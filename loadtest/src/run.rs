@@ -8,13 +8,25 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use crate::client::{Client, Outcome, Target};
+use crate::live::Progress;
 use crate::record::Round;
 use crate::scenario::{Arrivals, Planned, Scenario};
 
 /// Runs one round against one target. `salt` makes its prompts differ from those of other rounds.
 pub async fn round(scenario: &Scenario, target: &Target, number: usize, salt: u64) -> Round {
+    watched(scenario, target, number, salt, &Arc::default()).await
+}
+
+/// The same, with counters for a live view.
+pub async fn watched(
+    scenario: &Scenario,
+    target: &Target,
+    number: usize,
+    salt: u64,
+    progress: &Arc<Progress>,
+) -> Round {
     let plan: Arc<[Planned]> = scenario.plan(salt).into();
-    let client = Client::new(target.clone());
+    let client = Client::new(target.clone()).watched(Arc::clone(progress));
     let scenario_shared = Arc::new(scenario.clone());
     let mut outcomes = match scenario.arrivals {
         Arrivals::Closed { streams } => closed(&scenario_shared, &client, &plan, streams).await,
