@@ -104,7 +104,13 @@ pub fn ratios(rounds: &[Value]) -> Vec<Ratio> {
 
 /// One metric over all rounds of a level; names and level are the caller's.
 fn ratio((metric, path, more): Metric, pairs: &[(&Value, &Value)]) -> Option<Ratio> {
-    let value = |round: &Value| round.pointer(path).and_then(Value::as_f64).filter(|value| *value > 0.0);
+    let value = |round: &Value| {
+        // One in a thousand of fewer is the worst one under another name.
+        let few = path.strip_suffix("/p999").is_some_and(|latency| {
+            round.pointer(latency).and_then(|latency| latency["count"].as_u64()).unwrap_or(0) < 1000
+        });
+        round.pointer(path).and_then(Value::as_f64).filter(|value| *value > 0.0 && !few)
+    };
     let pairs: Vec<(f64, f64)> =
         pairs.iter().filter_map(|(ours, theirs)| Some((value(ours)?, value(theirs)?))).collect();
     let better = pairs.iter().map(|(ours, theirs)| if more { ours / theirs } else { theirs / ours });
@@ -267,6 +273,13 @@ mod tests {
         rounds[1]["ok"] = json!(7);
         assert_eq!(output(&rounds).caveat.as_deref(), Some("b left 3 of 30 requests unanswered"));
         assert!(table(&ratios(&rounds)).contains("unanswered"));
+    }
+
+    #[test]
+    fn one_in_a_thousand_is_compared_only_where_there_are_a_thousand() {
+        let one = |target: &str, count: u64| json!({ "target": target, "load": 1.0, "ttft_ms": { "p999": 2.0, "count": count } });
+        assert!(ratios(&[one("a", 5000), one("b", 999)]).is_empty());
+        assert_eq!(ratios(&[one("a", 5000), one("b", 1000)]).len(), 1);
     }
 
     #[test]

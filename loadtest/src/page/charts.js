@@ -58,8 +58,8 @@ function ticks(low, high, log, most = 6) {
 }
 
 // Lines over common axes. Series: { name, paint, points: [[x, y]], thin: [[[x, y]]], dash, dots }.
-function lines({ series, xLog, yLog, x, y, limitX, limitY, yTop, step, height = 260 }) {
-  const W = 640, H = height, L = 52, R = 14, T = 10, B = 40;
+function lines({ series, xLog, yLog, x, y, limitX, limitY, yTop, step, xMarks, width = 640 }) {
+  const W = width, H = 260, L = 52, R = 14, T = 10, B = 40;
   const usable = ([a, b]) => Number.isFinite(a) && Number.isFinite(b) && (!xLog || a > 0) && (!yLog || b > 0);
   for (const one of series) {
     one.points = one.points.filter(usable);
@@ -71,6 +71,8 @@ function lines({ series, xLog, yLog, x, y, limitX, limitY, yTop, step, height = 
   const bound = (values, pick) => values.reduce((a, b) => pick(a, b));
   let [x0, x1] = [Math.min, Math.max].map(pick => bound(all.map(p => p[0]), pick));
   let [y0, y1] = [Math.min, Math.max].map(pick => bound(all.map(p => p[1]), pick));
+  // A share's axis begins where one in twenty has been reached: the quickest few would squeeze all others together.
+  if (yTop === 1) x0 = bound(series.map(one => (one.points.find(p => p[1] >= 0.05) || one.points[0])[0]), Math.min);
   if (xLog && limitX && limitX > x0 / 3 && limitX < x1 * 3) [x0, x1] = [Math.min(x0, limitX), Math.max(x1, limitX)];
   if (limitY && limitY < y1 * 3) y1 = Math.max(y1, limitY);
   y1 = yTop || (yLog ? y1 * 1.15 : y1 * 1.06 || 1);
@@ -87,7 +89,7 @@ function lines({ series, xLog, yLog, x, y, limitX, limitY, yTop, step, height = 
     root.append(make("line", { class: "rule", x1: L, x2: W - R, y1: py(value), y2: py(value) }),
       make("text", { x: L - 7, y: py(value) + 4, "text-anchor": "end" }, short(value)));
   }
-  for (const value of ticks(x0, x1, xLog, 7)) {
+  for (const value of xMarks || ticks(x0, x1, xLog, W > 500 ? 7 : 4)) {
     root.append(make("line", { class: "rule", x1: px(value), x2: px(value), y1: T, y2: H - B }),
       make("text", { x: px(value), y: H - B + 16, "text-anchor": "middle" }, short(value)));
   }
@@ -100,7 +102,7 @@ function lines({ series, xLog, yLog, x, y, limitX, limitY, yTop, step, height = 
   if (limitY && limitY >= y0 && limitY <= y1) {
     root.append(make("line", { class: "limit", x1: L, x2: W - R, y1: py(limitY), y2: py(limitY) }));
   }
-  const path = points => points.map(([a, b], at) => {
+  const path = points => points.filter(p => p[0] >= x0).map(([a, b], at) => {
     const [u, v] = [px(a).toFixed(1), py(b).toFixed(1)];
     return at === 0 ? `M${u},${v}` : step ? `H${u}V${v}` : `L${u},${v}`;
   }).join("");
@@ -147,8 +149,8 @@ function valueAt(points, at, step, share) {
 }
 
 // Ratios as bars from one, with whiskers from least to most, on a logarithmic axis.
-function ratioBars(rows) {
-  const W = 640, L = 190, R = 64, row = 28, T = 22, H = T + rows.length * row + 26;
+function ratioBars(rows, width) {
+  const W = width, L = W > 500 ? 190 : 132, R = 56, row = 28, T = 22, H = T + rows.length * row + 26;
   const spread = rows.reduce((most, r) => Math.max(most, r.most, 1 / r.least), 1.5);
   const px = value => L + (Math.log(value) + Math.log(spread)) / (2 * Math.log(spread)) * (W - L - R);
   const root = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "ratios" });

@@ -28,7 +28,8 @@ function header() {
   const when = record.started_unix_s ? new Date(record.started_unix_s * 1000).toISOString().replace("T", " ").slice(0, 16) + " UTC" : "";
   const ready = {};
   for (const start of record.starts || []) (ready[start.target] ||= []).push(start.ready_ms);
-  const servers = Object.entries(record.targets || {}).map(([name, place]) =>
+  const order = Object.entries(record.targets || {}).sort((a, b) => targets.indexOf(a[0]) - targets.indexOf(b[0]));
+  const servers = order.map(([name, place]) =>
     [name, place + (ready[name] ? ` · ready in ${short(median(ready[name]) / 1000)} s` : "")]);
   const quiet = record.alone ? ` · servers not measured: ${record.alone === "pause" ? "stopped" : "ended"}` : "";
   return make("header", {}, make("h1", {}, record.scenario?.name || "Load test"),
@@ -83,6 +84,9 @@ function middle(curves, key) {
 
 const several = chosen => [...new Set(chosen.map(round => round.load))].length > 1;
 
+// Cards in threes are narrower, and their charts with them, so that text stays as large.
+const widthOf = count => count % 3 ? 640 : 430;
+
 // One series for each target and level among the chosen rounds.
 function series(chosen, curve, key) {
   const dashes = [undefined, "7 4", "2 4", "10 3 2 3"];
@@ -116,9 +120,10 @@ function secondsOf(round) {
 }
 
 function overTime(chosen) {
+  const wide = widthOf(chosen.some(round => round.ttft_by_second_ms?.length) ? 3 : 2);
   const plot = (title, note, y, pick, step) => {
     const found = series(chosen, round => secondsOf(round).filter(s => Number.isFinite(pick(s))).map(s => [s.at, pick(s)]), 0);
-    return found.some(one => one.points.length) ? card(title, note, lines({ series: found, x: "s", y, step })) : null;
+    return found.some(one => one.points.length) ? card(title, note, lines({ series: found, x: "s", y, step, width: wide })) : null;
   };
   const exact = chosen.some(round => round.seconds?.some(second => second.tokens !== undefined));
   return [
@@ -132,10 +137,13 @@ function againstLoad() {
   const met = new Map((record.sweep?.points || []).map(point => [point.load, point.met]));
   const line = (pick, name, dash) => targets.map(target => ({ name: `${target}${name}`, paint: paint(target), dash, dots: true,
     points: loads.map(load => [load, median(of(target, load).map(pick)), met.get(load)]) }));
+  const wide = loads[loads.length - 1] / loads[0] >= 8;
+  // Loads that stand too close to others on the axis get no label of their own.
+  const marks = loads.filter((load, at) => at === 0 || !wide || loads.length < 9 || Number.isInteger(Math.log2(load)));
   const plot = (title, field, limit) => card(title, `solid the median, dashed the 99th percentile${limit ? "; the red line is the limit" : ""}${met.size ? "; hollow where the limits weren't kept" : ""}`,
-    lines({ series: [...line(r => r[field]?.p50, " P50"), ...line(r => r[field]?.p99, " P99", "6 4")], xLog: loads[loads.length - 1] / loads[0] >= 8, yLog: true, x: axisLoad, y: "ms", limitY: limit }));
+    lines({ series: [...line(r => r[field]?.p50, " P50"), ...line(r => r[field]?.p99, " P99", "6 4")], xLog: wide, xMarks: marks, yLog: true, width: widthOf(3), x: axisLoad, y: "ms", limitY: limit }));
   return [plot("Time to first token against load", "ttft_ms", limits.p99_ttft_ms), plot("Between tokens against load", "itl_ms", limits.p99_itl_ms),
-    card("Output against load", "medians of the rounds", lines({ series: line(r => r.output_tokens_per_s, ""), xLog: loads[loads.length - 1] / loads[0] >= 8, x: axisLoad, y: "tok/s" }))];
+    card("Output against load", "medians of the rounds", lines({ series: line(r => r.output_tokens_per_s, ""), xLog: wide, xMarks: marks, width: widthOf(3), x: axisLoad, y: "tok/s" }))];
 }
 
 function ratioCards() {
@@ -146,10 +154,11 @@ function ratioCards() {
     groups.get(key).push(ratio);
   }
   return [...groups.values()].map(rows => card(`${rows[0].ours} against ${rows[0].other}, ${loadWord(rows[0].load)}`,
-    `bars: median of ${rows[0].rounds} rounds; whiskers: least to most; yellow: no winner${rows[0].caveat ? `. Beware: ${rows[0].caveat}` : ""}`, ratioBars(rows)));
+    `bars: median of ${rows[0].rounds} rounds; whiskers: least to most; yellow: no winner${rows[0].caveat ? `. Beware: ${rows[0].caveat}` : ""}`, ratioBars(rows, widthOf(groups.size))));
 }
 
 const LATENCIES = [["First token, ms", "ttft_ms"], ["Between tokens, ms", "itl_ms"], ["End to end, ms", "e2e_ms"]];
+const FEW = 1000; // Values below which one in a thousand is the worst one under another name.
 const POINTS = ["p50", "p90", "p99", "p999"];
 
 function table(first, rows) {
@@ -166,7 +175,7 @@ function percentiles() {
     const lost = sum(r => total(r.refused)) + sum(r => total(r.failed));
     const cells = [[dot(target), target], short(load), mine.length, `${sum(r => r.ok)} of ${sum(r => r.sent)}`,
       lost ? make("span", { class: "bad-text" }, lost) : "0", short(median(mine.map(r => r.output_tokens_per_s))), short(median(mine.map(r => r.prompt_tokens_per_s)))];
-    return [cells, (field, point) => median(mine.map(round => round[field]?.[point]))];
+    return [cells, (field, point) => point === "p999" && median(mine.map(round => round[field]?.count)) < FEW ? NaN : median(mine.map(round => round[field]?.[point]))];
   }));
   return table(["target", open ? "rate" : "streams", "rounds", "ok", "lost", "out tok/s", "in tok/s"], rows);
 }
@@ -198,7 +207,9 @@ const levels = make("div", { class: "grid" }), time = make("div", { class: "grid
 const redraw = load => {
   const chosen = load === null ? rounds : rounds.filter(round => round.load === load);
   levels.replaceChildren(...distributions(chosen));
-  time.replaceChildren(...overTime(chosen).filter(Boolean));
+  const kept = overTime(chosen).filter(Boolean);
+  time.className = kept.length % 3 ? "grid" : "grid three";
+  time.replaceChildren(...kept);
 };
 
 function picker() {
@@ -216,11 +227,11 @@ function picker() {
 
 function section(title, cards) {
   const kept = cards.filter(Boolean);
-  return kept.length ? make("section", {}, make("h2", {}, title), make("div", { class: "grid" }, kept)) : null;
+  return kept.length ? make("section", {}, make("h2", {}, title), make("div", { class: kept.length % 3 ? "grid" : "grid three" }, kept)) : null;
 }
 
 page.append(...[header(), verdict(), tiles(), section("Side by side", ratioCards()), section("Against load", againstLoad()),
   make("section", {}, make("h2", {}, "Latency and throughput"), picker(), levels, make("h2", {}, "Over time"), time),
-  make("section", {}, make("h2", {}, "Percentiles"), make("div", { class: "card" }, make("p", { class: "dim small" }, "medians of the rounds at each level"), percentiles()), everyRound()),
+  make("section", {}, make("h2", {}, "Percentiles"), make("div", { class: "card" }, make("p", { class: "dim small" }, "medians of the rounds at each level; P99.9 only of a thousand values or more"), percentiles()), everyRound()),
   parts("groups", "By group"), parts("tenants", "By tenant"), parts("turns", "By turn"),
   make("details", {}, make("summary", {}, "Scenario"), make("pre", { class: "card" }, JSON.stringify(record.scenario ?? {}, null, 2)))].filter(Boolean));

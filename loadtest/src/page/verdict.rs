@@ -39,19 +39,38 @@ pub(super) fn verdict(record: &Value, rounds: &[Value], limits: &Limits) -> Opti
             entry.2 = broken;
         }
     }
-    let all = levels.values().all(|(kept, of, _)| kept == of);
-    let none = levels.values().all(|(kept, _, _)| *kept == 0);
     let details = levels.iter().map(|((level, target), (kept, of, broken))| {
         let load = *level as f64 / 1e6;
         let rest = if broken.is_empty() { String::new() } else { format!(" ({})", broken.join("; ")) };
         format!("{target} at load {load}: kept in {kept} of {of} rounds{rest}")
     });
-    let (kind, word) = match (all, none) {
-        (true, _) => ("good", "kept in every round"),
-        (_, true) => ("bad", "kept in no round"),
-        _ => ("even", "kept in some rounds"),
+    let details = details.collect();
+    // Of each target over all levels, in the order of the record; the first is the one that is judged.
+    let mut targets: Vec<(&str, usize, usize)> = Vec::new();
+    for round in rounds {
+        let name = round["target"].as_str().unwrap_or("");
+        if targets.iter().any(|(other, _, _)| *other == name) {
+            continue;
+        }
+        let mine = || levels.iter().filter(|((_, target), _)| *target == name).map(|(_, counts)| counts);
+        targets.push((name, mine().map(|counts| counts.0).sum(), mine().map(|counts| counts.1).sum()));
+    }
+    let kind = match targets[0] {
+        (_, kept, of) if kept == of => "good",
+        (_, 0, _) => "bad",
+        _ => "even",
     };
-    Some(Verdict { kind, headline: format!("{}: {word}", words(limits)), details: details.collect() })
+    let sentences = targets.iter().map(|(name, kept, of)| match (kept, of) {
+        (kept, of) if kept == of => format!("{name} in all {of} rounds"),
+        (0, of) => format!("{name} in none of {of} rounds"),
+        (kept, of) => format!("{name} in {kept} of {of} rounds"),
+    });
+    let sentences: Vec<String> = sentences.collect();
+    Some(Verdict {
+        kind,
+        headline: format!("{} kept by {}", words(limits), sentences.join(", by ")),
+        details,
+    })
 }
 
 fn of_sweep(sweep: &Value, limits: &Limits) -> Verdict {

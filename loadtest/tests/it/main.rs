@@ -1,6 +1,8 @@
 //! The harness against servers whose behaviour is known. The rule: what the harness reports is compared with what
 //! the server did.
 
+mod servers;
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
