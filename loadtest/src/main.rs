@@ -1,15 +1,18 @@
 //! `pons-loadtest`: load tests of OpenAI-compatible servers from the command line.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
-use pons_loadtest::client::Target;
-use pons_loadtest::record::{Record, Round, machine};
+use pons_loadtest::client::{Target, Tls, first_model};
+use pons_loadtest::record::{Record, Round, machine, raw};
+use pons_loadtest::run::{self, Settings};
 use pons_loadtest::scenario::{Arrivals, Scenario};
-use pons_loadtest::{compare, page, run};
+use pons_loadtest::{compare, page};
 
 /// Load tests of OpenAI-compatible servers.
 #[derive(Parser)]
@@ -71,6 +74,12 @@ struct Options {
     /// Folder for the record and its page
     #[arg(long, default_value = "loadtest-results")]
     out: PathBuf,
+    /// Write every measured request as a row of requests.csv beside the record
+    #[arg(long)]
+    raw: bool,
+    /// Certificates of a private authority to believe, a PEM file, for targets that begin with https://
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -78,7 +87,7 @@ async fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Run(options) | Command::Compare(options) => {
             let (scenario, targets) = options.resolve().await?;
-            let record = rounds(&options, &scenario, &targets).await;
+            let record = rounds(&options, &scenario, &targets).await?;
             write(&options.out, &record)?;
             eprint!("{}", compare::table(&compare::ratios(&record.rounds)));
         }
@@ -97,10 +106,8 @@ async fn main() -> anyhow::Result<()> {
 
 impl Options {
     async fn resolve(&self) -> anyhow::Result<(Scenario, Vec<Target>)> {
-        let text = std::fs::read_to_string(&self.scenario)
-            .with_context(|| format!("{} can't be read", self.scenario.display()))?;
-        let mut scenario =
-            Scenario::parse(&text).with_context(|| format!("scenario {}", self.scenario.display()))?;
+        let mut scenario = Scenario::read(&self.scenario)
+            .with_context(|| format!("scenario {}", self.scenario.display()))?;
         scenario.requests = self.requests.unwrap_or(scenario.requests);
         scenario.check()?;
         let mut targets = Vec::new();
@@ -110,8 +117,8 @@ impl Options {
             let (name, url) = named
                 .map_or((format!("target{index}"), target.as_str()), |(name, url)| (name.to_owned(), url));
             let url = url.trim_end_matches('/').to_owned();
-            if !url.starts_with("http://") {
-                bail!("--target is {target}; give an address that starts with http://");
+            if !url.starts_with("http://") && !url.starts_with("https://") {
+                bail!("--target is {target}; give an address that starts with http:// or https://");
             }
             let own = format!("{name}=");
             let model = self.model.iter().find_map(|model| model.strip_prefix(&own));
@@ -119,29 +126,31 @@ impl Options {
                 model.or_else(|| self.model.iter().map(String::as_str).find(|model| !model.contains('=')));
             let model = match model {
                 Some(model) => model.to_owned(),
-                None => first_model(&url, self.key.as_deref()).await?,
+                None => first_model(&url, self.key.as_deref(), &self.tls()?).await?,
             };
             targets.push(Target { name, url, model, key: self.key.clone() });
         }
         Ok((scenario, targets))
     }
-}
 
-/// The first model that a server lists.
-async fn first_model(url: &str, key: Option<&str>) -> anyhow::Result<String> {
-    use http_body_util::BodyExt;
-    let pool = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new()).build_http();
-    let mut request = http::Request::get(format!("{url}/v1/models"));
-    if let Some(key) = key {
-        request = request.header("authorization", format!("Bearer {key}"));
+    fn tls(&self) -> anyhow::Result<Tls> {
+        Ok(Tls::new(self.ca.as_deref())?)
     }
-    let request = request.body(http_body_util::Empty::<bytes::Bytes>::new())?;
-    let response = pool.request(request).await.with_context(|| format!("{url} can't be reached"))?;
-    let body = http_body_util::Limited::new(response.into_body(), 1 << 20).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!("{url}/v1/models: {error}"))?.to_bytes();
-    let models: serde_json::Value = serde_json::from_slice(&body)?;
-    let id = models["data"][0]["id"].as_str();
-    Ok(id.with_context(|| format!("{url}/v1/models lists no model; give --model"))?.to_owned())
+
+    /// The file of rows, its first line written, where it is asked for.
+    fn rows(&self) -> anyhow::Result<Option<std::io::BufWriter<std::fs::File>>> {
+        if !self.raw {
+            return Ok(None);
+        }
+        let path = self.out.join("requests.csv");
+        std::fs::create_dir_all(&self.out)
+            .with_context(|| format!("{} can't be made", self.out.display()))?;
+        let file =
+            std::fs::File::create(&path).with_context(|| format!("{} can't be written", path.display()))?;
+        let mut file = std::io::BufWriter::new(file);
+        raw::header(&mut file)?;
+        Ok(Some(file))
+    }
 }
 
 /// The scenario at one level.
@@ -149,8 +158,9 @@ fn at(scenario: &Scenario, streams: usize) -> Scenario {
     Scenario { arrivals: Arrivals::Closed { streams }, ..scenario.clone() }
 }
 
-async fn rounds(options: &Options, scenario: &Scenario, targets: &[Target]) -> Record {
+async fn rounds(options: &Options, scenario: &Scenario, targets: &[Target]) -> anyhow::Result<Record> {
     let mut record = empty(scenario, targets);
+    let (tls, mut rows) = (options.tls()?, options.rows()?);
     let mut levels: Vec<Scenario> = options.streams.iter().map(|&streams| at(scenario, streams)).collect();
     if levels.is_empty() {
         levels.push(scenario.clone());
@@ -162,7 +172,13 @@ async fn rounds(options: &Options, scenario: &Scenario, targets: &[Target]) -> R
             let mut done: Vec<(usize, Round)> = Vec::new();
             for step in 0..targets.len() {
                 let which = (step + number) % targets.len();
-                let round = run::round(level, &targets[which], number, salt).await;
+                let settings = Settings { number, salt, tls: tls.clone(), progress: Arc::default() };
+                let measured = run::measure(level, &targets[which], &settings).await?;
+                let round = measured.round;
+                if let Some(file) = &mut rows {
+                    let of = (round.target.as_str(), round.load, number);
+                    raw::rows(file, of, &level.loads(), &measured.outcomes)?;
+                }
                 eprintln!("{}", round.line());
                 done.push((which, round));
             }
@@ -170,25 +186,25 @@ async fn rounds(options: &Options, scenario: &Scenario, targets: &[Target]) -> R
             record.rounds.extend(done.into_iter().map(|(_, round)| round));
         }
     }
-    record
+    if let Some(mut file) = rows {
+        file.flush().context("requests.csv can't be written")?;
+    }
+    Ok(record)
 }
 
 async fn sweep(options: &Options, p99_ttft_ms: f64, p99_itl_ms: f64, most: f64) -> anyhow::Result<()> {
     let (scenario, targets) = options.resolve().await?;
     let mut record = empty(&scenario, &targets[..1]);
-    let (mut low, mut high) = (0.0, most);
+    let (mut low, mut high, tls) = (0.0, most, options.tls()?);
     // Twelve halvings find any load to a part in a thousand.
     for number in 0..12 {
         let load = if number == 0 { most } else { f64::midpoint(low, high) };
         let load =
             if matches!(scenario.arrivals, Arrivals::Closed { .. }) { load.round().max(1.0) } else { load };
-        let arrivals = match scenario.arrivals {
-            Arrivals::Closed { .. } => Arrivals::Closed { streams: load as usize },
-            Arrivals::Gamma { cv, .. } => Arrivals::Gamma { rate: load, cv },
-            Arrivals::Poisson { .. } | Arrivals::Ramp { .. } => Arrivals::Poisson { rate: load },
-        };
+        let arrivals = scenario.arrivals.at_load(load);
         let level = Scenario { arrivals, ..scenario.clone() };
-        let round = run::round(&level, &targets[0], number, number as u64).await;
+        let settings = Settings { number, salt: number as u64, tls: tls.clone(), progress: Arc::default() };
+        let round = run::measure(&level, &targets[0], &settings).await?.round;
         let met =
             round.ok == round.sent && round.ttft_ms.p99 <= p99_ttft_ms && round.itl_ms.p99 <= p99_itl_ms;
         eprintln!("{}  {}", round.line(), if met { "met" } else { "not met" });
