@@ -21,7 +21,7 @@ const METRICS: [Metric; 12] = [
     ("tpot p50 ms", "/tpot_ms/p50", false),
     ("e2e p50 ms", "/e2e_ms/p50", false),
     ("e2e p99 ms", "/e2e_ms/p99", false),
-    ("cost per million output tokens", "/cost/per_million_output", false),
+    ("cost per million output tokens", "/cost/tokens/per_million_output_tokens", false),
 ];
 /// Rounds below which none is called better: two that agree may do so by chance.
 const FEW_ROUNDS: usize = 3;

@@ -31,6 +31,10 @@ mod tests {
 
     fn outcome(due_s: f64, first_s: Option<f64>) -> Outcome {
         Outcome {
+            group: 0,
+            index: 0,
+            turn: 0,
+            tenant: None,
             end: End::Done,
             due_s,
             lag_s: 0.0,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use pons_loadtest::client::Target;
+use pons_loadtest::client::{Target, Tls, first_model};
 use pons_loadtest::scenario::Scenario;
 use pons_loadtest::server::{Alone, Fleet, Spec};
 
@@ -48,6 +48,12 @@ pub(crate) struct Options {
     /// Folder for the record, its page and the logs of servers
     #[arg(long, default_value = "loadtest-results")]
     pub(crate) out: PathBuf,
+    /// Write every measured request as a row of requests.csv beside the record
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Certificates of a private authority to believe, a PEM file, for targets that begin with https://
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// No live view on the terminal
     #[arg(long, short)]
     pub(crate) quiet: bool,
@@ -58,6 +64,7 @@ pub(crate) struct Ready {
     pub(crate) scenario: Scenario,
     pub(crate) targets: Vec<Target>,
     pub(crate) fleet: Fleet,
+    pub(crate) tls: Tls,
 }
 
 impl Options {
@@ -65,6 +72,7 @@ impl Options {
     pub(crate) async fn ready(&self) -> anyhow::Result<Ready> {
         let scenario = self.scenario()?;
         let named = self.named()?;
+        let tls = Tls::new(self.ca.as_deref())?;
         std::fs::create_dir_all(&self.out)
             .with_context(|| format!("{} can't be made", self.out.display()))?;
         let specs = self.specs(&named)?;
@@ -78,19 +86,17 @@ impl Options {
                 Some(model) => model.to_owned(),
                 None => {
                     fleet.turn(&name).await?;
-                    first_model(&url, self.key.as_deref()).await?
+                    first_model(&url, self.key.as_deref(), &tls).await?
                 }
             };
             targets.push(Target { name, url, model, key: self.key.clone() });
         }
-        Ok(Ready { scenario, targets, fleet })
+        Ok(Ready { scenario, targets, fleet, tls })
     }
 
     fn scenario(&self) -> anyhow::Result<Scenario> {
         let shown = self.scenario.display();
-        let text =
-            std::fs::read_to_string(&self.scenario).with_context(|| format!("{shown} can't be read"))?;
-        let mut scenario = Scenario::parse(&text).with_context(|| format!("scenario {shown}"))?;
+        let mut scenario = Scenario::read(&self.scenario).with_context(|| format!("scenario {shown}"))?;
         scenario.requests = self.requests.unwrap_or(scenario.requests);
         scenario.check()?;
         Ok(scenario)
@@ -151,22 +157,4 @@ impl Options {
 /// A target's name as a file may be called.
 fn file_name(name: &str) -> String {
     name.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
-}
-
-/// The first model that a server lists.
-async fn first_model(url: &str, key: Option<&str>) -> anyhow::Result<String> {
-    use http_body_util::BodyExt;
-    let pool = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new()).build_http();
-    let mut request = http::Request::get(format!("{url}/v1/models"));
-    if let Some(key) = key {
-        request = request.header("authorization", format!("Bearer {key}"));
-    }
-    let request = request.body(http_body_util::Empty::<bytes::Bytes>::new())?;
-    let response = pool.request(request).await.with_context(|| format!("{url} can't be reached"))?;
-    let body = http_body_util::Limited::new(response.into_body(), 1 << 20).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!("{url}/v1/models: {error}"))?.to_bytes();
-    let models: serde_json::Value = serde_json::from_slice(&body)
-        .with_context(|| format!("{url}/v1/models is not JSON; give --model"))?;
-    let id = models["data"][0]["id"].as_str();
-    Ok(id.with_context(|| format!("{url}/v1/models lists no model; give --model"))?.to_owned())
 }

@@ -1,13 +1,15 @@
 //! Records and pages as files. The rule: a page is made from the record alone, so that `report` makes the same one.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufWriter;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use pons_loadtest::client::Target;
 use pons_loadtest::page;
-use pons_loadtest::record::{Record, machine};
+use pons_loadtest::record::{Record, machine, raw};
 use pons_loadtest::scenario::Scenario;
 use serde_json::Value;
 
@@ -58,4 +60,16 @@ pub(crate) fn page(file: &Path, record: &Value) -> anyhow::Result<()> {
         .with_context(|| format!("{} can't be written", page_file.display()))?;
     eprintln!("{} and {}", file.display(), page_file.display());
     Ok(())
+}
+
+/// The file of every request, its first line written, where it is asked for.
+pub(crate) fn rows(out: &Path, asked: bool) -> anyhow::Result<Option<BufWriter<File>>> {
+    if !asked {
+        return Ok(None);
+    }
+    let path = out.join("requests.csv");
+    let file = File::create(&path).with_context(|| format!("{} can't be written", path.display()))?;
+    let mut file = BufWriter::new(file);
+    raw::header(&mut file)?;
+    Ok(Some(file))
 }

@@ -1,13 +1,15 @@
 //! `run` and `compare`: every level, round by round. The rule: within a round all targets get the same prompts, one
 //! target after another, and who goes first takes turns.
 
+use std::io::Write;
 use std::sync::Arc;
 
-use pons_loadtest::client::Target;
+use anyhow::Context;
+use pons_loadtest::client::{Target, Tls};
 use pons_loadtest::compare;
-use pons_loadtest::live::{Progress, View};
-use pons_loadtest::record::Round;
-use pons_loadtest::run;
+use pons_loadtest::live::View;
+use pons_loadtest::record::{Round, raw};
+use pons_loadtest::run::{self, Measured, Progress, Settings};
 use pons_loadtest::scenario::{Arrivals, Scenario};
 use serde_json::json;
 
@@ -18,6 +20,7 @@ pub(crate) async fn run(options: &Options, rounds: usize) -> anyhow::Result<()> 
     let mut ready = options.ready().await?;
     let (scenario, targets) = (&ready.scenario, &ready.targets);
     let mut record = out::empty(scenario, targets);
+    let mut rows = out::rows(&options.out, options.raw)?;
     let mut levels: Vec<Scenario> = Vec::new();
     for &streams in &options.streams {
         let level = Scenario { arrivals: Arrivals::Closed { streams }, ..scenario.clone() };
@@ -35,12 +38,20 @@ pub(crate) async fn run(options: &Options, rounds: usize) -> anyhow::Result<()> 
             for step in 0..targets.len() {
                 let which = (step + number) % targets.len();
                 ready.fleet.turn(&targets[which].name).await?;
-                let round = watched(options, level, &targets[which], number, salt).await;
-                done.push((which, round));
+                let measured =
+                    watched(options, level, &targets[which], settings(number, salt, &ready.tls)).await?;
+                if let Some(file) = &mut rows {
+                    let of = (measured.round.target.as_str(), measured.round.load, number);
+                    raw::rows(file, of, &level.loads(), &measured.outcomes)?;
+                }
+                done.push((which, measured.round));
             }
             done.sort_by_key(|(which, _)| *which);
             record.rounds.extend(done.into_iter().map(|(_, round)| round));
         }
+    }
+    if let Some(mut file) = rows {
+        file.flush().context("requests.csv can't be written")?;
     }
     let starts = std::mem::take(&mut ready.fleet.starts);
     // What was started ends before the page is made, so that a reader of the terminal sees the outcome last.
@@ -59,20 +70,24 @@ pub(crate) async fn run(options: &Options, rounds: usize) -> anyhow::Result<()> 
     Ok(())
 }
 
+/// What a round needs beside scenario and target.
+pub(crate) fn settings(number: usize, salt: u64, tls: &Tls) -> Settings {
+    Settings { number, salt, tls: tls.clone(), progress: Arc::new(Progress::default()) }
+}
+
 /// One round with a live view, and its line afterwards.
 pub(crate) async fn watched(
     options: &Options,
     level: &Scenario,
     target: &Target,
-    number: usize,
-    salt: u64,
-) -> Round {
-    let progress = Arc::new(Progress::default());
-    let title = format!("{} load {} round {number}", target.name, run::load(&level.arrivals));
+    settings: Settings,
+) -> anyhow::Result<Measured> {
+    let load = level.loads().first().map_or(0.0, |load| load.arrivals.load());
+    let title = format!("{} load {load} round {}", target.name, settings.number);
     let total = (level.requests + level.warmup) as u64;
-    let view = View::start(&progress, &title, total, options.quiet);
-    let round = run::watched(level, target, number, salt, &progress).await;
+    let view = View::start(&settings.progress, &title, total, options.quiet);
+    let measured = run::measure(level, target, &settings).await?;
     drop(view);
-    eprintln!("{}", round.line());
-    round
+    eprintln!("{}", measured.round.line());
+    Ok(measured)
 }

@@ -63,7 +63,8 @@ pub(crate) async fn run(sweep: &SweepOptions) -> anyhow::Result<()> {
         level.check()?;
         let number = points.len();
         let salt = number as u64 + record.started_unix_s * 1_000_003;
-        let round = rounds::watched(options, &level, target, number, salt).await;
+        let settings = rounds::settings(number, salt, &ready.tls);
+        let round = rounds::watched(options, &level, target, settings).await?.round;
         let broken = limits.broken(&serde_json::to_value(&round)?);
         let met = broken.is_empty();
         eprintln!(
@@ -110,11 +111,7 @@ impl SweepOptions {
 
 /// The scenario at one load, so many times as long.
 fn at(scenario: &Scenario, load: f64, times: usize) -> Scenario {
-    let arrivals = match scenario.arrivals {
-        Arrivals::Closed { .. } => Arrivals::Closed { streams: load as usize },
-        Arrivals::Gamma { cv, .. } => Arrivals::Gamma { rate: load, cv },
-        _ => Arrivals::Poisson { rate: load },
-    };
+    let arrivals = scenario.arrivals.at_load(load);
     // A level of many streams needs several requests of each, or it only measures the start.
     let streams = if let Arrivals::Closed { streams } = arrivals { streams } else { 0 };
     let requests = scenario.requests.max(streams * 2).saturating_mul(times);
