@@ -17,6 +17,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 
+use crate::run::Progress;
 use crate::scenario::{Load, Scenario, Turn};
 pub use outcome::{End, NOT_SENT, Outcome};
 use stream::Reading;
@@ -79,6 +80,8 @@ pub(crate) struct Call<'a> {
     /// Whether the answer's text is needed.
     pub(crate) keep_text: bool,
     pub(crate) due: Instant,
+    /// Told of its start, its chunks and its end.
+    pub(crate) progress: &'a Progress,
 }
 
 impl Client {
@@ -108,10 +111,13 @@ impl Client {
         let mut text = String::new();
         let deadline = call.due + Duration::from_secs_f64(call.load.deadline_s);
         // Dropping what is under way closes the connection, by which the server learns of it.
+        let flight = call.progress.begin();
         let answer = self.answer(call, outcome, &mut text);
         let end = tokio::time::timeout_at(deadline.into(), answer).await;
         outcome.end = end.unwrap_or(End::Failed("deadline"));
         outcome.end_s = call.due.elapsed().as_secs_f64();
+        drop(flight);
+        call.progress.end(&outcome.end, outcome.chunks_s.len() as u64, outcome.output_tokens);
         text
     }
 
@@ -139,6 +145,7 @@ impl Client {
         }
         let mut reading = Reading {
             due: call.due,
+            progress: call.progress,
             abort_after: call.turn.abort_after,
             outcome,
             text: call.keep_text.then_some(&mut *text),

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::MOST_BYTES;
 use super::outcome::{End, Outcome};
+use crate::run::Progress;
 
 /// The most bytes of one event.
 const MOST_EVENT: usize = 1 << 20;
@@ -16,6 +17,8 @@ const MOST_EVENT: usize = 1 << 20;
 pub(super) struct Reading<'a> {
     /// When the request was due.
     pub(super) due: Instant,
+    /// Told of each chunk.
+    pub(super) progress: &'a Progress,
     /// Chunks after which the client goes away.
     pub(super) abort_after: Option<u32>,
     /// Filled as chunks arrive.
@@ -78,6 +81,7 @@ impl Reading<'_> {
         let said = |field: &str| delta[field].as_str().is_some_and(|text| !text.is_empty());
         if said("content") || said("reasoning_content") || delta["tool_calls"].is_array() {
             self.outcome.chunks_s.push(now_s);
+            self.progress.chunk(&self.outcome.chunks_s);
         }
         if let (Some(kept), Some(said)) = (&mut self.text, delta["content"].as_str()) {
             kept.push_str(said);
@@ -88,6 +92,7 @@ impl Reading<'_> {
     /// Takes an answer that came whole.
     pub(super) fn whole(&mut self, body: &[u8]) -> End {
         self.outcome.chunks_s.push(self.due.elapsed().as_secs_f64());
+        self.progress.chunk(&self.outcome.chunks_s);
         let Ok(answer) = serde_json::from_slice::<Value>(body) else { return End::Failed("not JSON") };
         self.outcome.usage(&answer["usage"]);
         let choice = &answer["choices"][0];

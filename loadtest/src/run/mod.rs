@@ -178,7 +178,7 @@ impl Shared {
                 outcome.end = End::Failed(NOT_SENT);
                 outcome.lag_s = due.elapsed().as_secs_f64();
                 outcome.end_s = outcome.lag_s;
-                self.progress.count(&outcome);
+                self.progress.end(&outcome.end, 0, 0);
                 outcomes.push(outcome);
                 self.lose(planned.turns.len() - number - 1);
                 break;
@@ -186,10 +186,9 @@ impl Shared {
             let load = &self.loads[group];
             let last = number + 1 == planned.turns.len();
             let keep_text = !last || load.structured.is_some();
-            let call = Call { load, turn, messages: &messages, keep_text, due };
-            self.progress.begun();
+            let progress = &self.progress;
+            let call = Call { load, turn, messages: &messages, keep_text, due, progress };
             let text = self.client.send(&call, &mut outcome).await;
-            self.progress.ended(&outcome);
             if open {
                 self.in_flight.fetch_sub(1, Ordering::Relaxed);
             }

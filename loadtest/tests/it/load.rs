@@ -141,6 +141,14 @@ async fn warm_up_is_sent_and_not_counted_and_rows_and_progress_agree() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_kept_from_one_answer_to_the_next() {
+    let mock = Mock::new(Behaviour::default());
+    let measured = against(&mock, &scenario(200, &closed(2))).await;
+    assert_eq!(measured.round.ok, 200);
+    assert!(mock.connections() <= 8, "{} connections for 2 streams", mock.connections());
+}
+
 #[test]
 fn a_record_of_an_earlier_version_can_be_read() {
     let text = r#"{"version":"0.1.0","started_unix_s":1,"machine":{},"targets":{},"scenario":{"name":"x","requests":1,

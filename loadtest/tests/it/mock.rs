@@ -67,6 +67,7 @@ pub(crate) struct Mock {
     seen: Arc<Mutex<Vec<Seen>>>,
     /// Streams whose client went away before their end.
     gone: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
 }
 
 impl Mock {
@@ -76,6 +77,7 @@ impl Mock {
             first_at: Arc::default(),
             seen: Arc::default(),
             gone: Arc::default(),
+            connections: Arc::default(),
         }
     }
 
@@ -86,6 +88,7 @@ impl Mock {
         let mock = self.clone();
         tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
+                mock.connections.fetch_add(1, Ordering::SeqCst);
                 socket.set_nodelay(true).expect("a loopback socket takes the option");
                 tokio::spawn(mock.clone().connection(socket));
             }
@@ -110,6 +113,11 @@ impl Mock {
 
     pub(crate) fn gone(&self) -> usize {
         self.gone.load(Ordering::SeqCst)
+    }
+
+    /// Connections that were accepted.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
     }
 
     async fn answer(&self, request: http::Request<Incoming>) -> Answer {
