@@ -26,6 +26,9 @@ pub(crate) struct Options {
     /// Key to send
     #[arg(long, env = "PONS_KEY", hide_env_values = true)]
     pub(crate) key: Option<String>,
+    /// Header of each request, for one target or all; it does not stand in the record
+    #[arg(long, value_name = "[NAME=]HEADER:VALUE")]
+    header: Vec<String>,
     /// Command that starts a target's server, run by `sh -c` and ended with the run; it stands in the record, so give
     /// it secrets by environment
     #[arg(long, value_name = "[NAME=]COMMAND")]
@@ -89,7 +92,8 @@ impl Options {
                     first_model(&url, self.key.as_deref(), &tls).await?
                 }
             };
-            targets.push(Target { name, url, model, key: self.key.clone() });
+            let headers = self.headers(&name)?;
+            targets.push(Target { name, url, model, key: self.key.clone(), headers });
         }
         Ok(Ready { scenario, targets, fleet, tls })
     }
@@ -119,6 +123,24 @@ impl Options {
             named.push((name, url.trim_end_matches('/').to_owned()));
         }
         Ok(named)
+    }
+
+    /// Further headers of one target's requests.
+    fn headers(&self, target: &str) -> anyhow::Result<Vec<(String, String)>> {
+        let mut headers = Vec::new();
+        for given in &self.header {
+            let Some((before, value)) = given.split_once(':') else {
+                bail!("--header is {given}; write HEADER:VALUE, or NAME=HEADER:VALUE for one target");
+            };
+            // A header's name has no equals sign.
+            let (of, name) = before.split_once('=').map_or((None, before), |(of, name)| (Some(of), name));
+            http::HeaderName::try_from(name).with_context(|| format!("--header {given}"))?;
+            http::HeaderValue::try_from(value.trim()).with_context(|| format!("--header {given}"))?;
+            if of.is_none_or(|of| of == target) {
+                headers.push((name.to_owned(), value.trim().to_owned()));
+            }
+        }
+        Ok(headers)
     }
 
     /// How the servers of the targets are started.

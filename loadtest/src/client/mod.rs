@@ -39,6 +39,8 @@ pub struct Target {
     pub model: String,
     /// Key to send.
     pub key: Option<String>,
+    /// Further headers of each request, for gateways that are told by them where to go.
+    pub headers: Vec<(String, String)>,
 }
 
 /// Why a client can't be made, or a server's models are unknown.
@@ -187,6 +189,9 @@ impl Client {
         let own = tenant.and_then(|tenant| self.keys.get(tenant));
         if let Some(key) = own.or(self.target.key.as_ref()) {
             request = request.header("authorization", format!("Bearer {key}"));
+        }
+        for (name, value) in &self.target.headers {
+            request = request.header(name, value);
         }
         request.body(Full::new(Bytes::from(Value::Object(body).to_string())))
     }

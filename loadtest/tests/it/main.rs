@@ -30,6 +30,7 @@ fn target(address: SocketAddr) -> Target {
         url: format!("http://{address}"),
         model: "m".into(),
         key: Some("key".into()),
+        headers: Vec::new(),
     }
 }
 

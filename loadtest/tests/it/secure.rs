@@ -44,7 +44,8 @@ async fn a_private_authority_is_believed_only_when_it_is_named() {
     let mock = Mock::new(Behaviour::default());
     let (address, pem) = serve(&mock).await;
     let url = format!("https://localhost:{}", address.port());
-    let target = Target { name: "mock".into(), url: url.clone(), model: "m".into(), key: None };
+    let target =
+        Target { name: "mock".into(), url: url.clone(), model: "m".into(), key: None, headers: Vec::new() };
     let scenario = scenario(3, &closed(1));
     let stranger = measure(&scenario, &target, &settings()).await.expect("no key is missing").round;
     assert_eq!((stranger.ok, stranger.failed.get("connect")), (0, Some(&3)));
