@@ -11,8 +11,8 @@ start)
     [ $# -eq 4 ] || usage UPSTREAM
     installed "$2/sglang-router"
     exec "$2/sglang-router/bin/python" -m sglang_router.launch_router --host 127.0.0.1 --port "$3" \
-        --worker-urls "$4" --policy round_robin --prometheus-host 127.0.0.1 --prometheus-port "$(($3 + 1000))" \
-        --log-level warn
+        --worker-urls "$4" --policy round_robin --disable-health-check --prometheus-host 127.0.0.1 \
+        --prometheus-port "$(($3 + 1000))" --log-level warn
     ;;
 *) usage UPSTREAM ;;
 esac

@@ -10,8 +10,9 @@ install)
 start)
     [ $# -eq 4 ] || usage UPSTREAM
     installed "$2/smg"
-    exec "$2/smg/bin/smg" launch --host 127.0.0.1 --port "$3" --worker-urls "$4" --policy round_robin \
-        --prometheus-host 127.0.0.1 --prometheus-port "$(($3 + 1000))" --log-level warn
+    exec "$2/smg/bin/smg" launch --host 127.0.0.1 --port "$3" --worker-urls "$4" \
+        --policy round_robin --disable-health-check --prometheus-host 127.0.0.1 \
+        --prometheus-port "$(($3 + 1000))" --log-level warn
     ;;
 *) usage UPSTREAM ;;
 esac

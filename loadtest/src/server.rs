@@ -52,7 +52,7 @@ pub enum ServerError {
     },
     /// It runs but does not answer.
     #[error(
-        "--start of {name} didn't answer at {url}/health or {url}/v1/models within {wait_s} s; \
+        "--start of {name} said at none of {url}/ready, /health and /v1/models within {wait_s} s that it is ready; \
          give it longer with --start-wait-s, or read {log}, which ends with:\n{tail}"
     )]
     Silent {
@@ -211,18 +211,21 @@ impl Drop for Server {
     }
 }
 
-/// Whether something at this address says that it is well.
+/// Whether something at this address says that it is ready. Servers differ in where they say so: a path that one
+/// doesn't know is passed over, and one that says no, as while a model loads, is believed.
 async fn answers(url: &str) -> bool {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
-    for path in ["/health", "/v1/models"] {
+    for path in ["/ready", "/health", "/v1/models"] {
         let Ok(request) = http::Request::get(format!("{url}{path}")).body(Empty::new()) else { return false };
         let look = tokio::time::timeout(Duration::from_millis(LOOK_MS), client.request(request)).await;
-        match look {
+        let Ok(Ok(response)) = look else { return false };
+        match response.status().as_u16() {
             // A key that is wanted is an answer as well.
-            Ok(Ok(response)) if response.status().is_success() || response.status() == 401 => return true,
-            // Something else at this path; another may be there.
-            Ok(Ok(_)) => {}
-            Ok(Err(_)) | Err(_) => return false,
+            200..300 | 401 | 403 => return true,
+            // It serves, though not this to us: some gateways want to be told first where to go.
+            400..500 if path == "/v1/models" => return true,
+            400..500 => {}
+            _ => return false,
         }
     }
     false
