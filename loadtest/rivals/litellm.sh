@@ -11,7 +11,9 @@ start)
     [ $# -eq 5 ] || usage 'UPSTREAM MODEL'
     installed "$2/litellm"
     key=${PONS_KEY:?is the key that LiteLLM asks for: sk- and 32 random digits, exported for it and for the harness}
-    work=$(mktemp -d "${TMPDIR:-/tmp}/litellm.XXXXXX")
+    work=$2/litellm-work
+    rm -rf "$work"
+    mkdir -p "$work"
     cat >"$work/config.yaml" <<EOF
 model_list:
   - model_name: "$5"

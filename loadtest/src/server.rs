@@ -20,6 +20,8 @@ const POLL_MS: u64 = 20;
 const LOOK_MS: u64 = 2_000;
 /// What an ended server may take to go by itself before it is killed.
 const GRACE_MS: u64 = 10_000;
+/// Where servers say that they are ready, the plainest word first: Pons, SGLang's routers, LiteLLM, most, all.
+const READY_PATHS: [&str; 5] = ["/ready", "/readiness", "/health/readiness", "/health", "/v1/models"];
 /// Bytes of a server's log shown when it fails.
 const TAIL_BYTES: usize = 2_000;
 
@@ -52,7 +54,7 @@ pub enum ServerError {
     },
     /// It runs but does not answer.
     #[error(
-        "--start of {name} said at none of {url}/ready, /health and /v1/models within {wait_s} s that it is ready; \
+        "--start of {name} didn't say at {url}/ready, /health or /v1/models within {wait_s} s that it is ready; \
          give it longer with --start-wait-s, or read {log}, which ends with:\n{tail}"
     )]
     Silent {
@@ -122,10 +124,20 @@ impl Server {
         }
         let began = Instant::now();
         let mut server = Self::spawn(spec)?;
-        let most = Duration::from_secs(server.spec.wait_s);
-        while !answers(&server.spec.url).await {
-            if let Ok(Some(status)) = server.child.try_wait() {
-                let spec = &server.spec;
+        server.ready().await?;
+        let ready_ms = began.elapsed().as_secs_f64() * 1e3;
+        let start =
+            Start { target: server.spec.name.clone(), command: server.spec.command.clone(), ready_ms };
+        Ok((server, start))
+    }
+
+    /// Waits until it answers.
+    async fn ready(&mut self) -> Result<(), ServerError> {
+        let began = Instant::now();
+        let most = Duration::from_secs(self.spec.wait_s);
+        while !answers(&self.spec.url).await {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let spec = &self.spec;
                 let status =
                     status.signal().map_or_else(|| status.to_string(), |signal| format!("signal {signal}"));
                 let (log, tail) = (spec.log.display().to_string(), tail(&spec.log));
@@ -138,7 +150,7 @@ impl Server {
                 });
             }
             if began.elapsed() > most {
-                let spec = &server.spec;
+                let spec = &self.spec;
                 return Err(ServerError::Silent {
                     name: spec.name.clone(),
                     url: spec.url.clone(),
@@ -149,10 +161,7 @@ impl Server {
             }
             tokio::time::sleep(Duration::from_millis(POLL_MS)).await;
         }
-        let ready_ms = began.elapsed().as_secs_f64() * 1e3;
-        let start =
-            Start { target: server.spec.name.clone(), command: server.spec.command.clone(), ready_ms };
-        Ok((server, start))
+        Ok(())
     }
 
     fn spawn(spec: Spec) -> Result<Self, ServerError> {
@@ -212,10 +221,10 @@ impl Drop for Server {
 }
 
 /// Whether something at this address says that it is ready. Servers differ in where they say so: a path that one
-/// doesn't know is passed over, and one that says no, as while a model loads, is believed.
+/// doesn't know is passed over, and one that says no with a 503, as while a model loads, is believed.
 async fn answers(url: &str) -> bool {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
-    for path in ["/ready", "/health", "/v1/models"] {
+    for path in READY_PATHS {
         let Ok(request) = http::Request::get(format!("{url}{path}")).body(Empty::new()) else { return false };
         let look = tokio::time::timeout(Duration::from_millis(LOOK_MS), client.request(request)).await;
         let Ok(Ok(response)) = look else { return false };
@@ -224,7 +233,7 @@ async fn answers(url: &str) -> bool {
             200..300 | 401 | 403 => return true,
             // It serves, though not this to us: some gateways want to be told first where to go.
             400..500 if path == "/v1/models" => return true,
-            400..500 => {}
+            400..=500 => {}
             _ => return false,
         }
     }
@@ -290,8 +299,11 @@ impl Fleet {
         match self.alone {
             None => {}
             Some(Alone::Pause) => {
-                for server in &self.running {
-                    if server.spec.name == target { server.resume() } else { server.pause() }
+                self.running.iter().filter(|server| server.spec.name != target).for_each(Server::pause);
+                // One that was still for long may have to find its own servers again.
+                for server in self.running.iter_mut().filter(|server| server.spec.name == target) {
+                    server.resume();
+                    server.ready().await?;
                 }
             }
             Some(Alone::Restart) => {
