@@ -46,6 +46,7 @@ function ticks(low, high, log, most = 6) {
       for (const digit of [1, 2, 5]) all.push(digit * 10 ** power);
     }
     const inside = all.filter(value => value >= low * 0.999 && value <= high * 1.001);
+    if (inside.length < 3) return ticks(low, high, false, most).filter(value => value > 0);
     const tens = inside.filter(value => /^1(0*|e.*)$/.test(String(value)) || /^0\.0*1$/.test(String(value)));
     return inside.length > most + 3 && tens.length > 1 ? tens : inside;
   }
@@ -65,6 +66,9 @@ function lines({ series, xLog, yLog, x, y, limitX, limitY, yTop, step, xMarks, w
     one.points = one.points.filter(usable);
     one.thin = (one.thin || []).map(points => points.filter(usable));
   }
+  // A step holds to the end of its second.
+  const closed = points => step && points.length ? [...points, [points[points.length - 1][0] + 1, points[points.length - 1][1]]] : points;
+  for (const one of series) [one.points, one.thin] = [closed(one.points), one.thin.map(closed)];
   series = series.filter(one => one.points.length);
   const all = series.flatMap(one => [one.points, ...one.thin]).flat();
   if (!all.length) return make("p", { class: "dim small" }, "Nothing was measured.");
@@ -113,7 +117,7 @@ function lines({ series, xLog, yLog, x, y, limitX, limitY, yTop, step, xMarks, w
   }
   for (const one of series) {
     root.append(make("path", { d: path(one.points), stroke: one.paint, "stroke-width": 2.2, "stroke-dasharray": one.dash }));
-    for (const [a, b, met] of one.dots ? one.points : []) {
+    for (const [a, b, met] of one.dots || one.points.length === 1 ? one.points : []) {
       root.append(make("circle", { cx: px(a), cy: py(b), r: 4, stroke: one.paint, "stroke-width": 2,
         fill: met === false ? "var(--card)" : one.paint }));
     }

@@ -56,7 +56,9 @@ function tiles() {
   const last = rounds[rounds.length - 1];
   if (!last) return null;
   const best = record.sweep?.answer ?? last.load;
-  const chosen = of(targets[0], best);
+  // Of a sweep's runs at its answer the longer one counts.
+  const most = Math.max(...of(targets[0], best).map(round => round.sent));
+  const chosen = of(targets[0], best).filter(round => !record.sweep || round.sent === most);
   const value = pick => median((chosen.length ? chosen : [last]).map(pick));
   const tile = (label, number, unit, note) => make("div", { class: "card tile" }, make("div", { class: "label" }, label),
     make("div", { class: "value" }, number, " ", make("small", { class: "dim small" }, unit)), make("div", { class: "note" }, note));
