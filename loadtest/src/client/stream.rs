@@ -121,3 +121,31 @@ fn event_end(bytes: &[u8]) -> Option<(usize, usize)> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The events in bytes that arrive in pieces of so many.
+    fn events(bytes: &[u8], piece: usize) -> Vec<String> {
+        let (mut rest, mut found) = (Vec::new(), Vec::new());
+        for piece in bytes.chunks(piece) {
+            rest.extend_from_slice(piece);
+            while let Some((length, gap)) = event_end(&rest) {
+                found.push(String::from_utf8_lossy(&rest[..length]).trim_end().to_owned());
+                rest.drain(..length + gap);
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn events_end_with_an_empty_line_however_they_arrive() {
+        let bytes = b"data: one\n\ndata: two\r\n\r\n: remark\n\ndata: last";
+        for piece in 1..bytes.len() {
+            assert_eq!(events(bytes, piece), ["data: one", "data: two", ": remark"], "pieces of {piece}");
+        }
+        assert_eq!(event_end(b"data: one\n"), None);
+        assert_eq!(event_end(b"\r\n"), None);
+    }
+}

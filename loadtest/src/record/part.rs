@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::latency::Latency;
-use crate::client::{End, Outcome};
+use crate::client::{End, NOT_SENT, Outcome};
 use crate::scenario::{Load, Slo};
 
 /// Counts, rates and percentiles of some requests.
@@ -149,11 +149,13 @@ impl Part {
     }
 }
 
-/// From when other groups' requests were sent to their first output, merged where they overlap.
+/// From when other groups' requests were sent to their first output, or to their end where none came; merged where
+/// they overlap.
 fn prefills(group: usize, outcomes: &[Outcome]) -> Vec<(f64, f64)> {
-    let others = outcomes.iter().filter(|outcome| outcome.group != group);
+    let others =
+        outcomes.iter().filter(|outcome| outcome.group != group && outcome.end != End::Failed(NOT_SENT));
     let mut spans: Vec<(f64, f64)> =
-        others.filter_map(|o| Some((o.due_s + o.lag_s, o.due_s + o.ttft_s()?))).collect();
+        others.map(|o| (o.due_s + o.lag_s, o.due_s + o.ttft_s().unwrap_or(o.end_s))).collect();
     spans.sort_by(|one, other| one.0.total_cmp(&other.0));
     let mut merged: Vec<(f64, f64)> = Vec::new();
     for (from_s, to_s) in spans {

@@ -181,9 +181,6 @@ impl Load {
         }
         self.arrivals.check()?;
         self.turns.check()?;
-        if !matches!(self.arrivals, Arrivals::Trace { .. }) {
-            self.check_lengths()?;
-        }
         within("shared_prefix_tokens", f64::from(self.shared_prefix_tokens), 0.0, f64::from(MOST_TOKENS))?;
         within("prefix_groups", f64::from(self.prefix_groups), 1.0, 1e6)?;
         within("abort_share", self.abort_share, 0.0, 1.0)?;
@@ -196,19 +193,32 @@ impl Load {
         within("think_s (the least)", self.think_s[0], 0.0, self.think_s[1])?;
         within("think_s (the most)", self.think_s[1], 0.0, 3_600.0)?;
         self.slo.check()?;
-        self.structured.as_ref().map_or(Ok(()), Structured::check)
+        self.structured.as_ref().map_or(Ok(()), Structured::check)?;
+        self.check_lengths()
     }
 
+    /// Checks the lengths of prompts and outputs, which a trace brings along, and what all prompts come to.
     fn check_lengths(&self) -> Result<(), ScenarioError> {
-        within("prompt_tokens (their count)", self.prompt_tokens.len() as f64, 1.0, 64.0)?;
-        for &tokens in &self.prompt_tokens {
-            within("prompt_tokens", f64::from(tokens), 1.0, f64::from(MOST_TOKENS))?;
-        }
-        within("output_tokens", f64::from(self.output_tokens[0]), 1.0, f64::from(self.output_tokens[1]))?;
-        within("output_tokens", f64::from(self.output_tokens[1]), 1.0, f64::from(MOST_TOKENS))?;
-        let longest = self.prompt_tokens.iter().copied().max().unwrap_or(0);
-        let each = f64::from(longest) * f64::from(self.turns.most()) + f64::from(self.shared_prefix_tokens);
-        let all = each * (self.requests + self.warmup) as f64;
-        within("requests times their longest prompt, in tokens,", all, 1.0, MOST_PROMPT_TOKENS)
+        let most = (self.requests + self.warmup) as f64;
+        let (conversations, said) = if let Arrivals::Trace { rows, .. } = &self.arrivals {
+            let said: f64 = rows.rows().iter().map(|row| f64::from(row.prompt_tokens)).sum();
+            (most.min(rows.rows().len() as f64), said)
+        } else {
+            within("prompt_tokens (their count)", self.prompt_tokens.len() as f64, 1.0, 64.0)?;
+            for &tokens in &self.prompt_tokens {
+                within("prompt_tokens", f64::from(tokens), 1.0, f64::from(MOST_TOKENS))?;
+            }
+            let [least, longest] = self.output_tokens;
+            within("output_tokens (the least)", f64::from(least), 1.0, f64::from(longest))?;
+            within("output_tokens (the most)", f64::from(longest), 1.0, f64::from(MOST_TOKENS))?;
+            let longest = self.prompt_tokens.iter().copied().max().unwrap_or(0);
+            (most, most * f64::from(longest) * f64::from(self.turns.most()))
+        };
+        let instruction = self.structured.as_ref().and_then(|asked| asked.instruction.as_ref());
+        // Four characters are a token, near enough for a bound on memory.
+        let instructed =
+            instruction.map_or(0.0, |text| text.len() as f64 / 4.0) * f64::from(self.turns.most());
+        let all = said + conversations * (f64::from(self.shared_prefix_tokens) + instructed);
+        within("the length of all prompts at their longest, in tokens,", all, 0.0, MOST_PROMPT_TOKENS)
     }
 }

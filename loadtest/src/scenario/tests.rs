@@ -108,7 +108,7 @@ fn mistakes_name_the_field() {
     let huge = wrong(&format!(
         "name = 'x'\nrequests = 1000000\nprompt_tokens = [1000]\noutput_tokens = [1, 1]\n{CLOSED}"
     ));
-    assert!(huge.contains("requests times their longest prompt"), "{huge}");
+    assert!(huge.contains("the length of all prompts at their longest, in tokens, is 1000000000"), "{huge}");
 }
 
 #[test]
@@ -182,6 +182,11 @@ fn a_trace_gives_times_lengths_tenants_and_conversations() {
     let second = &plan[0].turns[1];
     assert_eq!((second.not_before_s, second.output_tokens, second.prompt.split(' ').count()), (2.0, 3, 9));
     assert_eq!(plan[1].tenant.as_deref(), Some("b"));
+    let long = "at_s,prompt_tokens,output_tokens\n".to_owned() + &"1,131072,1\n".repeat(1_600);
+    std::fs::write(folder.path().join("trace.csv"), long).expect("written");
+    let message = Scenario::read(&path).expect_err("it is too long").to_string();
+    assert!(message.contains("the length of all prompts"), "{message}");
+    std::fs::write(folder.path().join("trace.csv"), trace).expect("written");
     std::fs::write(&path, format!("{scenario}[[tenant]]\nname = 'a'")).expect("written");
     let message = Scenario::read(&path).expect_err("b is unknown").to_string();
     assert!(message.contains("is b; declare it as a [[tenant]]"), "{message}");

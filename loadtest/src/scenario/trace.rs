@@ -236,6 +236,19 @@ mod tests {
         assert_eq!(trace.rate(), 4.0);
     }
 
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_the_reader_panic(text in "[0-9a-zA-Z_,.:+ \n\r-]{0,200}", own: bool) {
+            let head = "at_s,prompt_tokens,output_tokens\n";
+            let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+            let text = format!("{}{text}", if own { head } else { azure });
+            if let Ok(trace) = Trace::parse(&text) {
+                proptest::prop_assert!(trace.rows().is_sorted_by_key(|row| (row.at_s * 1e6) as u64));
+                proptest::prop_assert!(trace.rows().iter().all(|row| row.prompt_tokens > 0));
+            }
+        }
+    }
+
     #[test]
     fn mistakes_name_line_and_column() {
         let message = |text: &str| Trace::parse(text).expect_err("it is wrong").to_string();

@@ -2,6 +2,7 @@
 //! the server did.
 
 mod accuracy;
+mod command;
 mod failures;
 mod load;
 mod mock;
