@@ -42,8 +42,8 @@ async fn main() -> anyhow::Result<()> {
     // Whichever is not chosen is dropped, and servers that were started end with it.
     tokio::select! {
         done = work(arguments.command) => done,
-        _ = interrupt.recv() => anyhow::bail!("interrupted: no record was written, and what was started is ended"),
-        _ = terminate.recv() => anyhow::bail!("terminated: no record was written, and what was started is ended"),
+        _ = interrupt.recv() => anyhow::bail!("interrupted: what was started is ended; loadtest.json has the rounds that were complete, if any were"),
+        _ = terminate.recv() => anyhow::bail!("terminated: what was started is ended; loadtest.json has the rounds that were complete, if any were"),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufWriter;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
@@ -46,11 +46,18 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<Value> {
 
 /// The record and its page.
 pub(crate) fn write(out: &Path, record: &Value) -> anyhow::Result<()> {
-    std::fs::create_dir_all(out).with_context(|| format!("{} can't be made", out.display()))?;
-    let file = out.join("loadtest.json");
-    std::fs::write(&file, serde_json::to_vec_pretty(record)?)
+    page(&keep(out, record)?, record)
+}
+
+/// The record alone, as it is so far: what ends a run early leaves the rounds that were complete.
+pub(crate) fn keep(out: &Path, record: &Value) -> anyhow::Result<PathBuf> {
+    let (file, new) = (out.join("loadtest.json"), out.join("loadtest.json.new"));
+    let written = std::fs::write(&new, serde_json::to_vec_pretty(record)?);
+    // Renamed when it is whole, so that nobody ever reads half of one.
+    written
+        .and_then(|()| std::fs::rename(&new, &file))
         .with_context(|| format!("{} can't be written", file.display()))?;
-    page(&file, record)
+    Ok(file)
 }
 
 /// The page beside a record.

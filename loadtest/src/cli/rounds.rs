@@ -4,14 +4,15 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use pons_loadtest::client::{Target, Tls};
 use pons_loadtest::compare;
 use pons_loadtest::live::View;
-use pons_loadtest::record::{Round, raw};
+use pons_loadtest::record::{Record, Round, raw};
 use pons_loadtest::run::{self, Measured, Progress, Settings};
 use pons_loadtest::scenario::{Arrivals, Scenario};
-use serde_json::json;
+use pons_loadtest::server::Fleet;
+use serde_json::{Value, json};
 
 use super::{Options, out};
 
@@ -25,6 +26,7 @@ pub(crate) async fn run(options: &Options, rounds: usize) -> anyhow::Result<()> 
     for &streams in &options.streams {
         let level = Scenario { arrivals: Arrivals::Closed { streams }, ..scenario.clone() };
         level.check()?;
+        reached(&level, streams as f64)?;
         levels.push(level);
     }
     if levels.is_empty() {
@@ -48,26 +50,42 @@ pub(crate) async fn run(options: &Options, rounds: usize) -> anyhow::Result<()> 
             }
             done.sort_by_key(|(which, _)| *which);
             record.rounds.extend(done.into_iter().map(|(_, round)| round));
+            out::keep(&options.out, &summed(options, &record, &ready.fleet)?)?;
         }
     }
     if let Some(mut file) = rows {
         file.flush().context("requests.csv can't be written")?;
     }
-    let starts = std::mem::take(&mut ready.fleet.starts);
+    let value = summed(options, &record, &ready.fleet)?;
     // What was started ends before the page is made, so that a reader of the terminal sees the outcome last.
     drop(ready);
-    let mut value = serde_json::to_value(&record)?;
-    let ratios = compare::ratios(out::rounds(&value));
-    value["ratios"] = serde_json::to_value(&ratios)?;
-    if !starts.is_empty() {
-        value["starts"] = json!(starts);
+    out::write(&options.out, &value)?;
+    eprint!("{}", compare::table(&compare::ratios(out::rounds(&value))));
+    Ok(())
+}
+
+/// The record with what follows from its rounds, and how servers were started.
+fn summed(options: &Options, record: &Record, fleet: &Fleet) -> anyhow::Result<Value> {
+    let mut value = serde_json::to_value(record)?;
+    value["ratios"] = serde_json::to_value(compare::ratios(out::rounds(&value)))?;
+    if !fleet.starts.is_empty() {
+        value["starts"] = json!(fleet.starts);
     }
     if let Some(alone) = options.alone {
         value["alone"] = json!(format!("{alone:?}").to_lowercase());
     }
-    out::write(&options.out, &value)?;
-    eprint!("{}", compare::table(&ratios));
-    Ok(())
+    Ok(value)
+}
+
+/// Ends where a scenario's groups all have arrivals of their own, so that a load from the command line reaches none.
+pub(crate) fn reached(level: &Scenario, load: f64) -> anyhow::Result<()> {
+    if level.loads().iter().any(|one| (one.arrivals.load() - load).abs() <= 1e-9 * load) {
+        return Ok(());
+    }
+    bail!(
+        "a load of {load} reaches no group of {}; leave out the arrivals of the group that is to follow it",
+        level.name
+    )
 }
 
 /// What a round needs beside scenario and target.

@@ -3,9 +3,10 @@
 
 use anyhow::bail;
 use clap::Args;
+use pons_loadtest::record::Record;
 use pons_loadtest::scenario::{Arrivals, Scenario};
 use pons_loadtest::sweep::{Limits, Point, Search, Step};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Options, out, rounds};
 
@@ -51,6 +52,16 @@ pub(crate) async fn run(sweep: &SweepOptions) -> anyhow::Result<()> {
         p99_e2e_ms: sweep.p99_e2e_ms,
     };
     let streams = matches!(scenario.arrivals, Arrivals::Closed { .. });
+    let kind = if streams { "streams" } else { "requests/s" };
+    let starts = std::mem::take(&mut ready.fleet.starts);
+    let summed = |record: &Record, answer: Option<f64>, points: &[Point]| -> anyhow::Result<Value> {
+        let mut value = serde_json::to_value(record)?;
+        value["sweep"] = json!({ "limits": limits, "answer": answer, "load": kind, "points": points });
+        if !starts.is_empty() {
+            value["starts"] = json!(starts);
+        }
+        Ok(value)
+    };
     let mut search = Search::new(streams, sweep.least, sweep.most, sweep.within);
     let mut points = Vec::new();
     let answer = loop {
@@ -61,6 +72,7 @@ pub(crate) async fn run(sweep: &SweepOptions) -> anyhow::Result<()> {
         };
         let level = at(scenario, load, if longer { sweep.confirm } else { 1 });
         level.check()?;
+        rounds::reached(&level, load)?;
         let number = points.len();
         let salt = number as u64 + record.started_unix_s * 1_000_003;
         let settings = rounds::settings(number, salt, &ready.tls);
@@ -75,13 +87,9 @@ pub(crate) async fn run(sweep: &SweepOptions) -> anyhow::Result<()> {
         search.report(met);
         points.push(Point { load, longer, met, broken });
         record.rounds.push(round);
+        out::keep(&options.out, &summed(&record, None, &points)?)?;
     };
-    let mut value = serde_json::to_value(&record)?;
-    let kind = if streams { "streams" } else { "requests/s" };
-    value["sweep"] = json!({ "limits": limits, "answer": answer, "load": kind, "points": points });
-    if !ready.fleet.starts.is_empty() {
-        value["starts"] = json!(ready.fleet.starts);
-    }
+    let value = summed(&record, answer, &points)?;
     drop(ready);
     out::write(&options.out, &value)?;
     match answer {

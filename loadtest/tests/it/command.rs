@@ -103,6 +103,12 @@ async fn mistakes_on_the_command_line_say_what_to_write() {
         let text = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(!done.status.success() && text.contains(wanted), "{more:?}: {text}");
     }
+    let groups = "name = 'x'\nrequests = 1\nprompt_tokens = [4]\noutput_tokens = [4, 4]\n\
+        [[group]]\nname = 'g'\narrivals = { kind = 'poisson', rate = 1.0 }\n";
+    std::fs::write(&scenario, groups).expect("the folder is ours");
+    let done = harness(words(&[&base[..], &["http://x", "--streams", "3"]].concat())).await;
+    let text = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(text.contains("a load of 3 reaches no group"), "{text}");
 }
 
 #[tokio::test]
