@@ -6,7 +6,9 @@ const rounds = record.rounds || [];
 const targets = [...new Set(rounds.map(round => round.target))];
 const loads = [...new Set(rounds.map(round => round.load))].sort((a, b) => a - b);
 const paint = target => colour(targets.indexOf(target));
-const open = record.scenario?.arrivals && record.scenario.arrivals.kind !== "closed";
+// The load that names a level is the first group's, where there are groups.
+const arrivals = record.scenario?.group?.[0]?.arrivals ?? record.scenario?.arrivals;
+const open = arrivals && arrivals.kind !== "closed";
 const loadWord = load => open ? `${short(load)} requests/s` : `${short(load)} ${load === 1 ? "stream" : "streams"}`;
 const axisLoad = open ? "requests/s offered" : "streams";
 const limits = record.page?.limits || {};
@@ -186,11 +188,18 @@ function percentiles() {
 function parts(field, title) {
   const rows = rounds.flatMap(round => {
     const found = round[field];
-    const entries = Array.isArray(found) ? found.map((part, at) => [part.name ?? String(part.turn ?? at), part]) : Object.entries(found || {});
+    const entries = Array.isArray(found) ? found.map((part, at) => [part.name ?? String(at + 1), part]) : Object.entries(found || {});
     return entries.filter(([, part]) => part && typeof part === "object").map(([name, part]) =>
-      [[[dot(round.target), round.target], short(round.load), round.round, name, short(part.ok), short(part.output_tokens_per_s)], (latency, point) => part[latency]?.[point]]);
+      [[[dot(round.target), round.target], short(round.load), round.round, name, short(part.ok), short(part.output_tokens_per_s)], (latency, point) => point === "p999" && !(part[latency]?.count >= FEW) ? NaN : part[latency]?.[point]]);
   });
   return rows.length ? make("section", {}, make("h2", {}, title), make("div", { class: "card" }, table(["target", "load", "round", "name", "ok", "out tok/s"], rows))) : null;
+}
+
+// The bills of a round: by token and by machine, never added up.
+function bills(cost) {
+  const kept = Object.entries(cost || {}).filter(([, bill]) => bill && typeof bill === "object");
+  return kept.map(([name, bill]) => `${name} ${short(bill.total)}` + (bill.per_million_output_tokens
+    ? ` (${short(bill.per_million_output_tokens)} a million output tokens)` : "")).join("; ") || "–";
 }
 
 function everyRound() {
@@ -201,7 +210,7 @@ function everyRound() {
     make("thead", {}, make("tr", {}, names.map(name => make("th", {}, name)))),
     make("tbody", {}, rounds.map(r => make("tr", {}, [[dot(r.target), r.target], short(r.load), r.round, r.ok, words(r.refused), words(r.failed), r.good,
       `${short(r.duration_s)} s`, short(r.output_tokens_per_s), short(r.requests_per_s),
-      ...(cost ? [Object.entries(r.cost || {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? short(value) : value}`).join(", ")] : [])]
+      ...(cost ? [bills(r.cost)] : [])]
       .map(cell => make("td", {}, cell)), make("td", { class: "wide dim" }, (r.warnings || []).join("; "))))))));
 }
 
