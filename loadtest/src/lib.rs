@@ -3,7 +3,11 @@
 
 pub mod client;
 pub mod compare;
+pub mod live;
+pub mod over_time;
 pub mod page;
 pub mod record;
 pub mod run;
 pub mod scenario;
+pub mod server;
+pub mod sweep;
