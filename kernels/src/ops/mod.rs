@@ -16,6 +16,6 @@ pub(crate) use attention::{SEGMENT, SEGMENT_BLOCKS, Scene, Tile as AttentionTile
 pub use elementwise::{rms_norm, rope};
 pub(crate) use matmul::{Product, Tile as ProductTile};
 pub use matmul::{Projection, matmul, matmul_bias, project, project_gated};
-pub use reduce::{argmax, log_sum_exp, max};
+pub use reduce::{argmax, log_sum_exp, max, sum_exp};
 pub use rotate::{Rotated, rotate_and_store};
 pub(crate) use share::Share;

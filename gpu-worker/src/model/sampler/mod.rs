@@ -55,13 +55,12 @@ pub struct Sampled {
 pub struct Scratch {
     isa: Isa,
     adjusted: Vec<f32>,
-    candidates: Vec<Candidate>,
-    mass: Vec<f64>,
+    room: filter::Room,
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { isa: Isa::detect(), adjusted: Vec::new(), candidates: Vec::new(), mass: Vec::new() }
+        Self { isa: Isa::detect(), adjusted: Vec::new(), room: filter::Room::default() }
     }
 }
 
@@ -127,8 +126,8 @@ pub fn sample(
         if params.top_k == 0 && params.top_p >= 1.0 && params.min_p <= 0.0 {
             draw(noise, row, best, inverse)
         } else {
-            filter::candidates(row, best_value, inverse, params, &mut scratch.candidates, &mut scratch.mass);
-            draw_among(noise, &scratch.candidates)
+            filter::candidates(scratch.isa, row, best_value, inverse, params, &mut scratch.room);
+            draw_among(noise, &scratch.room.kept)
         }
     };
     let logprobs = params
