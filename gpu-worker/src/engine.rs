@@ -69,7 +69,12 @@ impl Spent {
 impl<E: ModelExecutor> Engine<E> {
     /// An engine without sequences.
     pub fn new(executor: E, config: SchedulerConfig) -> Self {
-        Self { scheduler: Scheduler::new(executor.limits(), config), executor, in_flight: None, spent: Spent::default() }
+        Self {
+            scheduler: Scheduler::new(executor.limits(), config),
+            executor,
+            in_flight: None,
+            spent: Spent::default(),
+        }
     }
 
     /// Takes in a sequence. See [`Scheduler::submit`].

@@ -15,6 +15,7 @@ pub mod link;
 pub mod memory;
 pub mod metrics;
 pub mod model;
+pub mod placement;
 pub mod scheduler;
 pub mod sequence;
 pub mod sizing;

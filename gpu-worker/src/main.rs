@@ -25,6 +25,7 @@ use pons_gpu_worker::grammar::Grammars;
 use pons_gpu_worker::kv::BLOCK_TOKENS;
 use pons_gpu_worker::link::{LinkContext, Listener};
 use pons_gpu_worker::metrics::Published;
+use pons_gpu_worker::placement;
 use pons_gpu_worker::scheduler::SchedulerConfig;
 use pons_gpu_worker::scheduler::budget::StepMeter;
 use pons_gpu_worker::sizing::{self, MOST_STEP_TOKENS, Sizes};
@@ -243,7 +244,17 @@ fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<LocalExe
         step_tokens: settings.step_tokens.unwrap_or(MOST_STEP_TOKENS).max(settings.most_sequences()),
         context_tokens,
     };
-    Ok(LocalExecutor::load(checkpoint, config)?)
+    let cores = placement::pinned_cores(settings.pin_threads, settings.threads, &placement::allowed_cores());
+    let nodes = placement::memory_nodes().unwrap_or_default();
+    tracing::info!(threads = settings.threads, pinned_to = ?cores, memory_nodes = nodes, "compute threads");
+    if nodes.contains(['-', ',']) {
+        tracing::warn!(
+            memory_nodes = nodes,
+            "weights lie on the node of the thread that loads them; for full bandwidth start one brain a node \
+             under numactl --cpunodebind and --membind, or one under numactl --interleave=all"
+        );
+    }
+    Ok(LocalExecutor::load_pinned(checkpoint, config, &cores)?)
 }
 
 /// The first signal drains, the second ends at once.

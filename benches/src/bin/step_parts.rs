@@ -141,7 +141,8 @@ impl Bench {
 
     fn step(&mut self) -> anyhow::Result<StepOutput> {
         let begun = self.begun;
-        let output = self.engine.step(|| begun.elapsed().as_micros() as u64)?.context("nothing to compute")?;
+        let output =
+            self.engine.step(|| begun.elapsed().as_micros() as u64)?.context("nothing to compute")?;
         ensure!(output.outputs.iter().all(|o| o.finish.is_none()), "a sequence ended early");
         Ok(output)
     }
@@ -152,7 +153,8 @@ impl Bench {
         let mut tokens = vec![Vec::new(); ids.len()];
         while tokens.iter().any(|tokens| tokens.len() < CHECKED) {
             for output in self.step()?.outputs {
-                let index = ids.iter().position(|id| *id == output.sequence).context("a stranger's output")?;
+                let index =
+                    ids.iter().position(|id| *id == output.sequence).context("a stranger's output")?;
                 tokens[index].extend(output.tokens);
             }
         }
@@ -171,7 +173,8 @@ impl Bench {
     }
 
     fn measure(&mut self, rows: u32, choice: Choice, steps: u32) -> anyhow::Result<Case> {
-        let ids = (0..rows).map(|seed| self.submit(u64::from(seed), choice)).collect::<anyhow::Result<Vec<_>>>()?;
+        let ids =
+            (0..rows).map(|seed| self.submit(u64::from(seed), choice)).collect::<anyhow::Result<Vec<_>>>()?;
         while self.step()?.outputs.len() < rows as usize {}
         for _ in 0..WARM_UP {
             self.step()?;
@@ -252,7 +255,8 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn line(case: &Case) -> String {
-    let Case { rows, choice, step_us, forward_us, sample_us, masks_us, schedule_us, send_us, overhead } = case;
+    let Case { rows, choice, step_us, forward_us, sample_us, masks_us, schedule_us, send_us, overhead } =
+        case;
     let choice = format!("{choice:?}");
     format!(
         "{rows:>4} {choice:<8} {step_us:>10.0} {forward_us:>8.0} {sample_us:>8.0} {masks_us:>7.0} \

@@ -17,7 +17,8 @@ use pons_protocol::inference::TokenLogprobs;
 use self::masks::Masks;
 use self::slot::{Slot, Slots};
 use super::{
-    ExecutorError, ExecutorLimits, ModelExecutor, PlanItem, RowOutput, StepPlan, StepResult, StepTimes, Ticket,
+    ExecutorError, ExecutorLimits, ModelExecutor, PlanItem, RowOutput, StepPlan, StepResult, StepTimes,
+    Ticket,
 };
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuLoader};
@@ -68,13 +69,25 @@ impl LocalExecutor<CpuBackend> {
     /// # Errors
     /// A checkpoint that can't be loaded, or a setting that is out of range.
     pub fn load(checkpoint: &Checkpoint, config: LocalConfig) -> Result<Self, ModelError> {
+        Self::load_pinned(checkpoint, config, &[])
+    }
+
+    /// As [`LocalExecutor::load`], with compute threads kept on these cores; see [`Pool::pinned`].
+    ///
+    /// # Errors
+    /// As [`LocalExecutor::load`].
+    pub fn load_pinned(
+        checkpoint: &Checkpoint,
+        config: LocalConfig,
+        cores: &[usize],
+    ) -> Result<Self, ModelError> {
         let model = checkpoint.config();
         check_config(&config, model)?;
         let shape = Shape::new(model);
         let isa = Isa::detect();
         let rope = family::rope(model, config.context_tokens as usize);
         let weights = Weights::load(checkpoint, &shape, &CpuLoader::for_width(shape.hidden), config.threads)?;
-        let pool = Arc::new(Pool::new(config.threads));
+        let pool = Arc::new(Pool::pinned(config.threads, cores));
         let backend =
             CpuBackend::new(Arc::clone(&pool), isa, &shape, rope, config.blocks as usize, config.kv_format)?;
         let limits = ExecutorLimits {
@@ -167,7 +180,8 @@ impl<B: Backend> LocalExecutor<B> {
             // Each part runs once, so the cell is empty.
             let _ = done[part].set(w.kind.compute(row, slots.get(items[w.item].slot)));
         });
-        let done = done.into_iter().map(|cell| cell.into_inner().expect("the pool runs every part")).collect();
+        let done =
+            done.into_iter().map(|cell| cell.into_inner().expect("the pool runs every part")).collect();
         lap.end(&mut times.sample);
         done
     }

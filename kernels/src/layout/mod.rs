@@ -4,6 +4,7 @@
 pub(crate) mod aligned;
 pub mod matrix;
 mod pack;
+mod pages;
 pub mod quant;
 pub(crate) mod rows;
 mod unpack;

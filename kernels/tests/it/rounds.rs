@@ -1,9 +1,7 @@
 //! What a step does in one round or plans once has the bits of the same work done one by one.
 
 use pons_kernels::ops::{self, AttentionPlan, Rotated};
-use pons_kernels::{
-    AttentionSeq, BLOCK, Isa, KvArena, KvFormat, KvRow, Pool, Rope, RopeLayout, RopeScaling,
-};
+use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvFormat, KvRow, Pool, Rope, RopeLayout, RopeScaling};
 
 use crate::numbers::Numbers;
 
@@ -70,7 +68,10 @@ fn a_fused_rotation_and_a_kept_plan_have_the_bits_of_single_operations() {
             for isa in Isa::usable() {
                 for threads in [1, 3] {
                     let [single, fused] = both_ways(&Pool::new(threads), isa, format, layout, rows);
-                    assert!(single == fused, "{rows} rows, {format:?}, {layout:?}, {isa:?}, {threads} threads");
+                    assert!(
+                        single == fused,
+                        "{rows} rows, {format:?}, {layout:?}, {isa:?}, {threads} threads"
+                    );
                 }
             }
         }

@@ -98,7 +98,11 @@ impl AttentionPlan {
         let width = shape.heads * shape.head_dim;
         assert!(numbers.is_multiple_of(width), "q holds {numbers} numbers, no multiple of {width}");
         let (rows, needed) = (self.rows, self.needed);
-        assert!(rows <= numbers / width, "rows up to {rows} of a sequence exceed the batch of {}", numbers / width);
+        assert!(
+            rows <= numbers / width,
+            "rows up to {rows} of a sequence exceed the batch of {}",
+            numbers / width
+        );
         for (left, &pieces) in work.left.iter_mut().zip(&work.pieces) {
             *left.get_mut() = pieces;
         }
