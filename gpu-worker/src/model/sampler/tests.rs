@@ -276,7 +276,7 @@ proptest! {
         let logits = wild(count, seed, spread);
         let noise = Noise::new(seed, 0, 1);
         let first = ops::argmax(Isa::detect(), &logits);
-        prop_assert_eq!(draw(noise, &logits, first, 1.0 / t), draw_slowly(noise, &logits, 1.0 / t));
+        prop_assert_eq!(draw(Isa::detect(), noise, &logits, first, 1.0 / t), draw_slowly(noise, &logits, 1.0 / t));
     }
 
     #[test]
