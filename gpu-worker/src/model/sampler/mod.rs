@@ -196,7 +196,11 @@ fn draw(isa: Isa, noise: Noise, row: &[f32], first: usize, inverse: f64) -> Toke
 fn draw_among(noise: Noise, candidates: &[Candidate]) -> TokenId {
     let mut best = (f64::NEG_INFINITY, TokenId::MAX);
     for c in candidates {
-        let value = f64::from(c.z) + Noise::gumbel(noise.bits(c.id));
+        let bits = noise.bits(c.id);
+        if Noise::least_bits(best.0 - f64::from(c.z)).is_none_or(|least| bits < least) {
+            continue;
+        }
+        let value = f64::from(c.z) + Noise::gumbel(bits);
         if value > best.0 || (value == best.0 && c.id < best.1) {
             best = (value, c.id);
         }
