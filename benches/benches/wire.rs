@@ -137,6 +137,10 @@ impl Mirror {
             load.cached_tokens_total,
             load.output_tokens_total,
             load.preemptions_total,
+            load.schedule_us_total,
+            load.forward_us_total,
+            load.sample_us_total,
+            load.send_us_total,
         ];
         let numbers = small.into_iter().map(u64::from).chain(large).chain(totals);
         let mut capacity = [0; 16];

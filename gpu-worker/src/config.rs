@@ -9,6 +9,7 @@ use clap::{Parser, ValueEnum};
 use pons_kernels::KvFormat;
 
 use crate::packed::Folder;
+use crate::placement::{self, PinThreads};
 use crate::sizing::{Given, MOST_SEQUENCES, Targets};
 
 /// Most threads that make sense on one machine.
@@ -41,9 +42,14 @@ pub struct Arguments {
     #[arg(long)]
     pub name: Option<String>,
 
-    /// Threads that compute [default: all the process may use]
+    /// Threads that compute [default: all cores the process may use, from eight on but one of each sixteen]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+
+    /// Whether those threads are kept on cores of their own: auto, if they fill the machine but for a share left to
+    /// the gateway (one core of each sixteen begun, from eight cores on), or off
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = PinThreads::Auto)]
+    pub pin_threads: PinThreads,
 
     /// Memory of the KV cache, such as 2GiB or 512MiB [default: from the available memory and the load]
     #[arg(long, value_name = "SIZE")]
@@ -154,6 +160,8 @@ pub struct Settings {
     pub name: Option<String>,
     /// Threads that compute.
     pub threads: usize,
+    /// Whether threads are kept on cores.
+    pub pin_threads: PinThreads,
     /// KV memory, if it is not to be computed.
     pub kv_bytes: Option<u64>,
     /// How the KV cache is stored.
@@ -191,7 +199,10 @@ impl Settings {
     pub fn resolve(raw: Arguments) -> Result<Self, ConfigError> {
         let threads = match raw.threads {
             Some(threads) => within("threads", threads, 1, MAX_THREADS)?,
-            None => std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
+            None => {
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                placement::default_threads(cores).min(MAX_THREADS)
+            }
         };
         if let Some(name) = &raw.name {
             let usable = !name.is_empty() && name.len() <= 256 && !name.chars().any(char::is_control);
@@ -214,6 +225,7 @@ impl Settings {
         Ok(Self {
             listen: parse_listen(&raw.listen)?,
             threads,
+            pin_threads: raw.pin_threads,
             kv_bytes: raw.kv_memory.as_deref().map(parse_bytes).transpose()?,
             kv_format: raw.kv_format,
             max_sequences: optional("max-sequences", raw.max_sequences, 1, MAX_SEQUENCES)?,

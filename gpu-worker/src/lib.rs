@@ -16,6 +16,7 @@ pub mod memory;
 pub mod metrics;
 pub mod model;
 pub mod packed;
+pub mod placement;
 pub mod scheduler;
 pub mod sequence;
 pub mod sizing;

@@ -24,6 +24,7 @@ use pons_gpu_worker::kv::BLOCK_TOKENS;
 use pons_gpu_worker::link::{LinkContext, Listener};
 use pons_gpu_worker::metrics::Published;
 use pons_gpu_worker::packed::{self, Unkept};
+use pons_gpu_worker::placement;
 use pons_gpu_worker::scheduler::SchedulerConfig;
 use pons_gpu_worker::scheduler::budget::StepMeter;
 use pons_gpu_worker::sizing::{self, MOST_STEP_TOKENS, Sizes};
@@ -252,9 +253,19 @@ fn load(settings: &Settings, checkpoint: &Checkpoint) -> anyhow::Result<(LocalEx
         step_tokens: settings.step_tokens.unwrap_or(MOST_STEP_TOKENS).max(settings.most_sequences()),
         context_tokens,
     };
+    let cores = placement::pinned_cores(settings.pin_threads, settings.threads, &placement::allowed_cores());
+    let nodes = placement::memory_nodes().unwrap_or_default();
+    tracing::info!(threads = settings.threads, pinned_to = ?cores, memory_nodes = nodes, "compute threads");
+    if nodes.contains(['-', ',']) {
+        tracing::warn!(
+            memory_nodes = nodes,
+            "weights lie on the node of the thread that loads them; for full bandwidth start one brain a node \
+             under numactl --cpunodebind and --membind, or one under numactl --interleave=all"
+        );
+    }
     let began = Instant::now();
     let (packed, unkept) = packed::load(&settings.packed, checkpoint, settings.threads)?;
-    let executor = LocalExecutor::load_packed(checkpoint, packed, config)?;
+    let executor = LocalExecutor::load_packed(checkpoint, packed, config, &cores)?;
     tracing::debug!(took_ms = began.elapsed().as_millis(), new = unkept.is_some(), "the weights are packed");
     Ok((executor, unkept))
 }

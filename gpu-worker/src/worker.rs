@@ -9,7 +9,7 @@ mod routes;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use pons_protocol::id::SequenceId;
@@ -164,7 +164,9 @@ impl<E: ModelExecutor> Worker<E> {
             match self.engine.step(|| clock.now_us())? {
                 Some(output) => {
                     self.publish(true);
+                    let begun = Instant::now();
                     self.distribute(output);
+                    self.engine.note_send(begun.elapsed());
                 }
                 None => self.wait(Some(STALLED)),
             }

@@ -10,6 +10,8 @@
 
 mod write;
 
+pub(crate) use write::{Beside, Rows, Turn};
+
 use half::bf16;
 
 use crate::layout::aligned::Aligned;

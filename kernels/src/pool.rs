@@ -77,6 +77,16 @@ impl Pool {
     /// # Panics
     /// When `threads` is above [`MAX_THREADS`].
     pub fn new(threads: usize) -> Pool {
+        Pool::pinned(threads, &[])
+    }
+
+    /// As [`Pool::new`], with the first started thread kept on the first of `cores`, the second on the second, and so
+    /// on; further ones, and the caller of [`Pool::run`], are left to the system. A core that the process may not use
+    /// is ignored.
+    ///
+    /// # Panics
+    /// When `threads` is above [`MAX_THREADS`].
+    pub fn pinned(threads: usize, cores: &[usize]) -> Pool {
         assert!(threads <= MAX_THREADS, "threads is {threads}; a pool holds at most {MAX_THREADS}");
         let others = threads.max(1) - 1;
         let shared = Arc::new(Shared {
@@ -93,7 +103,14 @@ impl Pool {
         for index in 0..others {
             let theirs = Arc::clone(&shared);
             let named = std::thread::Builder::new().name(format!("kernel-{}", index + 1));
-            match named.spawn(move || serve(&theirs, index)) {
+            let core = cores.get(index).copied();
+            let life = move || {
+                if let Some(core) = core {
+                    pin(core);
+                }
+                serve(&theirs, index);
+            };
+            match named.spawn(life) {
                 Ok(handle) => handles.push(handle),
                 Err(_) => break,
             }
@@ -185,6 +202,22 @@ impl Drop for Pool {
             let _ = handle.join();
         }
     }
+}
+
+/// Keeps the calling thread on a core, where the system lets us.
+fn pin(core: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::thread::{CpuSet, sched_setaffinity};
+        if core < CpuSet::MAX_CPU {
+            let mut only = CpuSet::new();
+            only.set(core);
+            // Refused, the thread runs where it ran before.
+            let _ = sched_setaffinity(None, &only);
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = core;
 }
 
 /// Marks the thread as inside a part until dropped.

@@ -33,4 +33,12 @@ pub struct Capacity {
     pub output_tokens_total: u64,
     /// Preemptions so far.
     pub preemptions_total: u64,
+    /// Microseconds of all steps so far in which the next step was decided and the last one's outcome noted.
+    pub schedule_us_total: u64,
+    /// Microseconds of all steps so far in which the model ran.
+    pub forward_us_total: u64,
+    /// Microseconds of all steps so far from logits to tokens, waiting for grammars included.
+    pub sample_us_total: u64,
+    /// Microseconds of all steps so far in which outputs were framed and handed to the links.
+    pub send_us_total: u64,
 }

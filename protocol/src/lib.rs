@@ -13,4 +13,4 @@ pub mod wire;
 pub use error::ProtocolError;
 
 /// Version of the message set. A link whose two ends differ is refused at the handshake, by name.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;

@@ -23,7 +23,7 @@ enum Start {
 }
 
 /// Every benchmark that has a record, by the name of its target and of its file.
-const BENCHMARKS: [(&str, Start); 9] = [
+const BENCHMARKS: [(&str, Start); 10] = [
     ("machine_limits", Start::Program { packages: &[], arguments: &[] }),
     ("kernels", Start::Criterion),
     ("scheduler", Start::Criterion),
@@ -32,6 +32,7 @@ const BENCHMARKS: [(&str, Start); 9] = [
     ("stream", Start::Criterion),
     ("gateway_stack", Start::Criterion),
     ("engine", Start::Program { packages: &[], arguments: &[] }),
+    ("step_parts", Start::Program { packages: &[], arguments: &[] }),
     ("gateway_overhead", Start::Program { packages: &["pons-gateway"], arguments: &[] }),
 ];
 

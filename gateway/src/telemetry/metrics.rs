@@ -45,6 +45,12 @@ struct StateLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PartLabels {
+    model: String,
+    part: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RowsLabels {
     model: String,
     rows: &'static str,
@@ -82,6 +88,7 @@ pub struct Metrics {
     step_age: Family<ModelLabels, Gauge<f64, AtomicU64>>,
     restarts: Family<ModelLabels, Gauge>,
     preemptions: Family<ModelLabels, Gauge>,
+    step_time: Family<PartLabels, Gauge<f64, AtomicU64>>,
     calibrated_prefill: Family<ModelLabels, Gauge>,
     calibrated_decode: Family<RowsLabels, Gauge<f64, AtomicU64>>,
     step_tokens_limit: Family<ModelLabels, Gauge>,
@@ -123,6 +130,7 @@ impl Metrics {
             step_age: Family::default(),
             restarts: Family::default(),
             preemptions: Family::default(),
+            step_time: Family::default(),
             calibrated_prefill: Family::default(),
             calibrated_decode: Family::default(),
             step_tokens_limit: Family::default(),
@@ -189,6 +197,11 @@ impl Metrics {
             "pons_brain_preemptions_total",
             "Sequences that gave up their blocks to others since the brain started",
             self.preemptions.clone(),
+        );
+        registry.register(
+            "pons_brain_step_seconds_total",
+            "Time of all steps by part: schedule, forward, sample, send",
+            self.step_time.clone(),
         );
         registry.register(
             "pons_brain_calibrated_prefill_tokens_per_second",
@@ -322,6 +335,15 @@ impl Metrics {
         self.preemptions
             .get_or_create(&labels)
             .set(i64::try_from(capacity.preemptions_total).unwrap_or(i64::MAX));
+        for (part, sum_us) in [
+            ("schedule", capacity.schedule_us_total),
+            ("forward", capacity.forward_us_total),
+            ("sample", capacity.sample_us_total),
+            ("send", capacity.send_us_total),
+        ] {
+            let labels = PartLabels { model: model.clone(), part };
+            self.step_time.get_or_create(&labels).set(sum_us as f64 / 1e6);
+        }
         if let Some(hello) = &brain.hello {
             self.record_limits(&labels, hello);
         }
@@ -377,7 +399,7 @@ mod tests {
         let mut brain = BrainStatus {
             model: "m".to_owned(),
             connected: true,
-            capacity: Capacity { preemptions_total: 5, ..Capacity::default() },
+            capacity: Capacity { preemptions_total: 5, forward_us_total: 1_500_000, ..Capacity::default() },
             last_heard_age_ms: 0,
             hello: None,
         };
@@ -387,6 +409,7 @@ mod tests {
         let text = metrics.scrape(&[brain], &[], &[]);
         for line in [
             "pons_brain_preemptions_total{model=\"m\"} 5",
+            "pons_brain_step_seconds_total{model=\"m\",part=\"forward\"} 1.5",
             "pons_brain_calibrated_prefill_tokens_per_second{model=\"m\"} 1500",
             "pons_brain_calibrated_decode_step_seconds{model=\"m\",rows=\"8\"} 0.0095",
             "pons_brain_step_tokens_limit{model=\"m\"} 600",

@@ -63,12 +63,17 @@ pub trait Backend {
         room: &mut Self::Buffer,
         out: &mut Self::Buffer,
     );
-    /// Rotates each head by its token's position.
-    fn rotate(&self, x: &mut Self::Buffer, heads: usize);
-    /// Writes the step's keys and values of one layer into the blocks.
-    fn store(&mut self, layer: usize, keys: &Self::Buffer, values: &Self::Buffer);
+    /// Turns the heads of queries and keys by their tokens' positions, and writes the keys so turned and the values
+    /// into the blocks of one layer. `keys` stay as they were.
+    fn rotate_and_store(
+        &mut self,
+        layer: usize,
+        queries: &mut Self::Buffer,
+        keys: &Self::Buffer,
+        values: &Self::Buffer,
+    );
     /// Causal attention of the step's queries over the blocks of their sequences.
-    fn attend(&self, layer: usize, queries: &Self::Buffer, out: &mut Self::Buffer);
+    fn attend(&mut self, layer: usize, queries: &Self::Buffer, out: &mut Self::Buffer);
     /// Copies single rows of `width` elements.
     fn gather(&self, x: &Self::Buffer, width: usize, rows: &[u32], out: &mut Self::Buffer);
     /// The content, on the host.

@@ -230,7 +230,7 @@ impl ModelExecutor for FakeExecutor {
         self.clock_us.fetch_add(self.cost.step_us + tokens * self.cost.token_us, Ordering::Relaxed);
         self.next_ticket += 1;
         let ticket = Ticket(self.next_ticket);
-        self.pending = Some((ticket, StepResult { rows }));
+        self.pending = Some((ticket, StepResult { rows, ..StepResult::default() }));
         Ok(ticket)
     }
 

@@ -2,19 +2,23 @@
 //! and what goes wrong in one row stays in that row.
 
 mod check;
+mod masks;
 mod slot;
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use pons_checkpoint::{Checkpoint, ModelConfig};
 use pons_kernels::{Isa, KvArena, KvFormat, Pool};
 use pons_protocol::id::TokenId;
 use pons_protocol::inference::TokenLogprobs;
 
+use self::masks::Masks;
 use self::slot::{Slot, Slots};
 use super::{
-    ExecutorError, ExecutorLimits, ModelExecutor, PlanItem, RowOutput, StepPlan, StepResult, Ticket,
+    ExecutorError, ExecutorLimits, ModelExecutor, PlanItem, RowOutput, StepPlan, StepResult, StepTimes,
+    Ticket,
 };
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuLoader};
@@ -54,6 +58,7 @@ pub struct LocalExecutor<B: Backend = CpuBackend> {
     pool: Arc<Pool>,
     limits: ExecutorLimits,
     slots: Slots,
+    masks: Masks,
     fingerprint: String,
     last_ticket: u64,
     finished: Option<(Ticket, StepResult)>,
@@ -67,10 +72,11 @@ impl LocalExecutor<CpuBackend> {
     pub fn load(checkpoint: &Checkpoint, config: LocalConfig) -> Result<Self, ModelError> {
         check_config(&config, checkpoint.config())?;
         let packed = Arc::new(Packed::pack(checkpoint, config.threads)?);
-        Self::load_packed(checkpoint, packed, config)
+        Self::load_packed(checkpoint, packed, config, &[])
     }
 
-    /// Loads a model onto the CPU whose weights are packed.
+    /// Loads a model onto the CPU whose weights are packed, with compute threads kept on these cores; see
+    /// [`Pool::pinned`].
     ///
     /// # Errors
     /// As [`LocalExecutor::load`].
@@ -78,6 +84,7 @@ impl LocalExecutor<CpuBackend> {
         checkpoint: &Checkpoint,
         packed: Arc<Packed>,
         config: LocalConfig,
+        cores: &[usize],
     ) -> Result<Self, ModelError> {
         let model = checkpoint.config();
         check_config(&config, model)?;
@@ -86,7 +93,7 @@ impl LocalExecutor<CpuBackend> {
         let rope = family::rope(model, config.context_tokens as usize);
         let loader = CpuLoader::for_width(shape.hidden, packed);
         let weights = Weights::load(checkpoint, &shape, &loader, config.threads)?;
-        let pool = Arc::new(Pool::new(config.threads));
+        let pool = Arc::new(Pool::pinned(config.threads, cores));
         let backend =
             CpuBackend::new(Arc::clone(&pool), isa, &shape, rope, config.blocks as usize, config.kv_format)?;
         let limits = ExecutorLimits {
@@ -126,7 +133,8 @@ impl<B: Backend> LocalExecutor<B> {
         fingerprint: String,
     ) -> Self {
         let slots = Slots::new(limits.slots, limits.vocab_size);
-        Self { transformer, pool, limits, slots, fingerprint, last_ticket: 0, finished: None }
+        let masks = Masks::default();
+        Self { transformer, pool, limits, slots, masks, fingerprint, last_ticket: 0, finished: None }
     }
 
     /// Short hash of weights and numeric path; equal fingerprints give equal tokens.
@@ -134,52 +142,42 @@ impl<B: Backend> LocalExecutor<B> {
         &self.fingerprint
     }
 
-    fn run(&mut self, plan: &StepPlan) -> StepResult {
+    fn run(&mut self, plan: &StepPlan, begun: Instant) -> StepResult {
         let mut batch = StepBatch::default();
         let mut wanted = Vec::new();
         for (index, item) in plan.items.iter().enumerate() {
             want(&mut wanted, index, item, batch.tokens.len() as u32);
             batch.push(&item.tokens, item.start, item.blocks.clone());
         }
+        self.masks.start(&mut self.slots, &plan.items);
+        let mut times = StepTimes::default();
+        let mut lap = Lap(begun);
+        lap.end(&mut times.build);
         self.transformer.forward(batch);
-        self.compute_masks(&plan.items);
+        lap.end(&mut times.forward);
+        self.masks.finish(&mut self.slots, &self.pool);
+        lap.end(&mut times.masks);
         let mut rows: Vec<RowOutput> = plan.items.iter().map(|_| RowOutput::default()).collect();
         for tile in wanted.chunks(LOGIT_ROWS) {
-            for (w, done) in tile.iter().zip(self.compute_tile(tile, &plan.items)) {
+            for (w, done) in tile.iter().zip(self.compute_tile(tile, &plan.items, &mut times)) {
                 settle(&mut rows[w.item], done);
             }
         }
+        let mut lap = Lap(Instant::now());
         for (item, row) in plan.items.iter().zip(&mut rows) {
             self.slots.get_mut(item.slot).finish(row);
         }
-        StepResult { rows }
-    }
-
-    /// Asks the grammars of all sampled rows which tokens they allow, side by side.
-    fn compute_masks(&mut self, items: &[PlanItem]) {
-        let sampled = |slot| items.iter().any(|item| item.slot == slot && item.sample.is_some());
-        let slots: Vec<Mutex<&mut Slot>> = self
-            .slots
-            .iter_mut()
-            .filter(|(id, slot)| slot.has_grammar() && sampled(*id))
-            .map(|(_, slot)| Mutex::new(slot))
-            .collect();
-        if slots.is_empty() {
-            return;
-        }
-        // Each lock is taken once, by the only part that touches it; it is how safe code hands out the slots.
-        self.pool.run(slots.len(), &|part| {
-            if let Ok(mut slot) = slots[part].lock() {
-                slot.compute_mask();
-            }
-        });
+        lap.end(&mut times.sample);
+        StepResult { rows, times }
     }
 
     /// Logits of a tile of rows, and what is wanted of each.
-    fn compute_tile(&mut self, tile: &[Wanted], items: &[PlanItem]) -> Vec<Done> {
+    fn compute_tile(&mut self, tile: &[Wanted], items: &[PlanItem], times: &mut StepTimes) -> Vec<Done> {
+        let mut lap = Lap(Instant::now());
         let rows: Vec<u32> = tile.iter().map(|w| w.row).collect();
         let vocab = self.limits.vocab_size as usize;
         let logits = self.transformer.logits(&rows);
+        lap.end(&mut times.forward);
         let slots = &self.slots;
         let done: Vec<OnceLock<Done>> = tile.iter().map(|_| OnceLock::new()).collect();
         self.pool.run(tile.len(), &|part| {
@@ -188,7 +186,22 @@ impl<B: Backend> LocalExecutor<B> {
             // Each part runs once, so the cell is empty.
             let _ = done[part].set(w.kind.compute(row, slots.get(items[w.item].slot)));
         });
-        done.into_iter().map(|cell| cell.into_inner().expect("the pool runs every part")).collect()
+        let done =
+            done.into_iter().map(|cell| cell.into_inner().expect("the pool runs every part")).collect();
+        lap.end(&mut times.sample);
+        done
+    }
+}
+
+/// A stopwatch that goes on from lap to lap.
+struct Lap(Instant);
+
+impl Lap {
+    /// Adds what has passed since the last lap.
+    fn end(&mut self, to: &mut Duration) {
+        let now = Instant::now();
+        *to += now - self.0;
+        self.0 = now;
     }
 }
 
@@ -270,6 +283,7 @@ impl<B: Backend> ModelExecutor for LocalExecutor<B> {
                 "a step is in flight already; collect it first".to_owned(),
             ));
         }
+        let begun = Instant::now();
         check::plan(&plan, &self.limits, &self.slots).map_err(ExecutorError::InvalidPlan)?;
         for &slot in &plan.released {
             self.slots.release(slot);
@@ -277,7 +291,7 @@ impl<B: Backend> ModelExecutor for LocalExecutor<B> {
         for sequence in std::mem::take(&mut plan.admitted) {
             self.slots.admit(sequence);
         }
-        let result = self.run(&plan);
+        let result = self.run(&plan, begun);
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
         self.finished = Some((ticket, result));

@@ -9,7 +9,7 @@ pub mod output;
 pub mod plan;
 
 pub use local::{LocalConfig, LocalExecutor};
-pub use output::{RowOutput, StepResult};
+pub use output::{RowOutput, StepResult, StepTimes};
 pub use plan::{BlockId, NewSequence, PlanItem, PromptLogprobs, SlotId, StepPlan};
 
 /// What an executor can hold.

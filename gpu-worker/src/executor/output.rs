@@ -1,5 +1,7 @@
 //! What a step produced. The rule: one entry for each plan item, in plan order, and a fault stays in its row.
 
+use std::time::Duration;
+
 use pons_protocol::id::TokenId;
 use pons_protocol::inference::TokenLogprobs;
 
@@ -8,6 +10,21 @@ use pons_protocol::inference::TokenLogprobs;
 pub struct StepResult {
     /// One row for each plan item, in order.
     pub rows: Vec<RowOutput>,
+    /// Where its time went.
+    pub times: StepTimes,
+}
+
+/// Where an executor's time went. Nothing that is computed depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Checking the plan and building the batch.
+    pub build: Duration,
+    /// The model itself, the output layer included.
+    pub forward: Duration,
+    /// Waiting for grammar masks that were not ready when the model was.
+    pub masks: Duration,
+    /// From logits to tokens.
+    pub sample: Duration,
 }
 
 /// Result of one plan item.

@@ -113,9 +113,7 @@ fn attention<B: Backend>(
         backend.norm(&r.k, k_norm, shape.norm_eps, &mut r.heads);
         std::mem::swap(&mut r.k, &mut r.heads);
     }
-    backend.rotate(&mut r.q, shape.heads);
-    backend.rotate(&mut r.k, shape.kv_heads);
-    backend.store(index, &r.k, &r.v);
+    backend.rotate_and_store(index, &mut r.q, &r.k, &r.v);
     backend.attend(index, &r.q, &mut r.heads);
     backend.project_onto(&mut r.heads, &layer.o, &mut r.residual);
 }

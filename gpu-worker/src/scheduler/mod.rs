@@ -203,6 +203,8 @@ impl Scheduler {
             cached_tokens_total: totals.cached_tokens,
             output_tokens_total: totals.output_tokens,
             preemptions_total: totals.preemptions,
+            // The engine knows where time goes.
+            ..Capacity::default()
         }
     }
 

@@ -239,3 +239,50 @@ fn a_slot_can_be_released_and_taken_in_the_same_step() {
     let again = StepPlan { released: vec![0], ..plan(vec![new_sequence(0, greedy())], work(1)) };
     assert!(run(&mut executor, again)[0].token.is_some());
 }
+
+/// Three digits of a sequence in a slot, from each seed; all seeds side by side.
+fn digits_of(seeds: &[u64]) -> Vec<Vec<u32>> {
+    let mut executor = executor();
+    let sampling = |seed| SamplingParams { seed, temperature: 2.0, ..SamplingParams::default() };
+    let held = |(slot, &seed): (u32, &u64)| {
+        let mut held = new_sequence(slot, sampling(seed));
+        held.grammar = Some(digits());
+        held
+    };
+    let admitted = (0..).zip(seeds).map(held).collect();
+    let first = |slot: u32| item(slot, &PROMPT, 0, &[slot], Some(0));
+    let slots = 0..seeds.len() as u32;
+    let mut rows = run(&mut executor, plan(admitted, slots.clone().map(first).collect()));
+    let mut tokens: Vec<Vec<u32>> = vec![Vec::new(); seeds.len()];
+    for position in 1..=3 {
+        for (tokens, row) in tokens.iter_mut().zip(&rows) {
+            tokens.push(row.token.expect("a digit"));
+        }
+        if position < 3 {
+            let next = |slot: u32| {
+                let last = tokens[slot as usize][position as usize - 1];
+                item(slot, &[last], 4 + position, &[slot], Some(position))
+            };
+            rows = run(&mut executor, plan(Vec::new(), slots.clone().map(next).collect()));
+        }
+    }
+    tokens
+}
+
+#[test]
+fn sequences_with_grammars_side_by_side_get_what_each_gets_alone() {
+    let together = digits_of(&[1, 2, 3, 4]);
+    assert!(together.iter().flatten().all(|token| (48..58).contains(token)), "{together:?}");
+    for (seed, tokens) in (1..).zip(&together) {
+        assert_eq!(digits_of(&[seed])[0], *tokens, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_step_says_where_its_time_went() {
+    let mut executor = executor();
+    let work = plan(vec![new_sequence(0, greedy())], vec![item(0, &PROMPT, 0, &[0], Some(0))]);
+    let ticket = executor.submit(work).expect("the plan is valid");
+    let times = executor.collect(ticket).expect("the step is computed").times;
+    assert!(!times.forward.is_zero() && !times.sample.is_zero(), "{times:?}");
+}

@@ -30,7 +30,8 @@ const CONFIG: LocalConfig = LocalConfig {
 fn start(dir: &Path) -> (bool, String) {
     let checkpoint = Checkpoint::open(dir).expect("the fixture opens");
     let (packed, unkept) = packed::load(&Folder::Beside(None), &checkpoint, 2).expect("the fixture packs");
-    let mut executor = LocalExecutor::load_packed(&checkpoint, packed, CONFIG).expect("the fixture loads");
+    let mut executor =
+        LocalExecutor::load_packed(&checkpoint, packed, CONFIG, &[]).expect("the fixture loads");
     let anew = unkept.is_some();
     if let Some(unkept) = unkept {
         unkept.write();

@@ -5,6 +5,8 @@
 use super::{BLOCK, KvArena, KvRow, MAX_HEAD_DIM, Store, key_at, key_len, value_at, value_len};
 use crate::dispatch::Isa;
 use crate::pool::Pool;
+use crate::portable::elementwise;
+use crate::rope::Rope;
 
 /// Elements below which waking another thread costs more than it saves.
 const LEAST_SHARED: usize = 16_384;
@@ -59,6 +61,15 @@ struct Part<'a> {
     first: usize,
     heads: usize,
     values: bool,
+    /// How each row's head is turned before it is written, if at all.
+    turn: Option<Turn<'a>>,
+}
+
+/// Rotations, and the position of each row.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn<'a> {
+    pub(crate) rope: &'a Rope,
+    pub(crate) positions: &'a [u32],
 }
 
 /// A form in which elements are stored.
@@ -111,16 +122,17 @@ impl Part<'_> {
     #[inline(always)]
     fn write<T: Element>(&self, target: Target<T>, scales: Option<Target<f32>>) {
         let mut buffers = [[T::default(); MAX_HEAD_DIM]; 2];
+        let mut turned = [0.0_f32; MAX_HEAD_DIM];
         let mut index = 0;
         while index < self.rows.len() {
             let [one, two] = &mut buffers;
-            let (place, slot) = self.render(index, one, scales);
+            let (place, slot) = self.render(index, one, &mut turned, scales);
             let next = KvRow { slot: slot as u32 + 1, ..self.rows[index] };
             index += 1;
             if !self.values {
                 self.write_key(target, place, slot, &one[..self.dim]);
             } else if slot.is_multiple_of(2) && self.rows.get(index) == Some(&next) {
-                self.render(index, two, scales);
+                self.render(index, two, &mut turned, scales);
                 index += 1;
                 let start = place * value_len(self.dim) + value_at(slot, 0, self.dim);
                 for (dim, (&one, &two)) in one[..self.dim].iter().zip(&two[..self.dim]).enumerate() {
@@ -143,10 +155,20 @@ impl Part<'_> {
         &self,
         index: usize,
         buffer: &mut [T; MAX_HEAD_DIM],
+        turned: &mut [f32; MAX_HEAD_DIM],
         scales: Option<Target<f32>>,
     ) -> (usize, usize) {
         let row = &self.rows[index];
         let x = &self.x[index * self.width + self.head * self.dim..][..self.dim];
+        let x = match self.turn {
+            None => x,
+            Some(turn) => {
+                let turned = &mut turned[..self.dim];
+                turned.copy_from_slice(x);
+                elementwise::rope(turned, 1, turn.rope, &turn.positions[index..=index]);
+                turned
+            }
+        };
         let scale = T::render(x, &mut buffer[..self.dim]);
         let place = self.first + row.block as usize * self.heads + self.head;
         if let Some(scales) = scales {
@@ -183,6 +205,34 @@ impl Part<'_> {
     }
 }
 
+/// What is written: places, keys and values of tokens, and how keys are turned on the way.
+pub(crate) struct Rows<'a> {
+    pub(crate) rows: &'a [KvRow],
+    pub(crate) k: &'a [f32],
+    pub(crate) v: &'a [f32],
+    pub(crate) turn: Option<Turn<'a>>,
+}
+
+/// Other work that is done in the same round.
+pub(crate) struct Beside<'a> {
+    pub(crate) parts: usize,
+    /// Numbers that it touches.
+    pub(crate) elements: usize,
+    pub(crate) job: &'a (dyn Fn(usize) + Sync),
+}
+
+impl Beside<'_> {
+    fn nothing() -> Self {
+        Beside { parts: 0, elements: 0, job: &|_| {} }
+    }
+}
+
+/// Does everything on the calling thread.
+fn pool_of_one(writes: usize, others: usize, job: &dyn Fn(usize), other: &dyn Fn(usize)) {
+    (0..writes).for_each(job);
+    (0..others).for_each(other);
+}
+
 impl KvArena {
     /// Writes the keys and values of `rows.len()` tokens, `kv_heads * head_dim` each. Of rows for the same place the
     /// last one stays.
@@ -190,18 +240,36 @@ impl KvArena {
     /// # Panics
     /// When a length does not fit, or a layer, block or slot is out of range.
     pub fn write(&mut self, pool: &Pool, isa: Isa, layer: usize, rows: &[KvRow], k: &[f32], v: &[f32]) {
+        self.write_beside(pool, isa, layer, Rows { rows, k, v, turn: None }, Beside::nothing());
+    }
+
+    /// As [`KvArena::write`], with keys turned on the way and other work done in the same round.
+    pub(crate) fn write_beside(
+        &mut self,
+        pool: &Pool,
+        isa: Isa,
+        layer: usize,
+        of: Rows<'_>,
+        beside: Beside<'_>,
+    ) {
+        let Rows { rows, k, v, turn } = of;
         let width = self.kv_heads * self.head_dim;
         self.rows_fit(layer, rows, k.len(), v.len());
         let (dim, heads, first) = (self.head_dim, self.kv_heads, layer * self.blocks * self.kv_heads);
         let part = |index: usize| {
             let (head, values) = (index / 2, index % 2 == 1);
-            Part { rows, x: if values { v } else { k }, width, head, dim, first, heads, values }
+            let (x, turn) = if values { (v, None) } else { (k, turn) };
+            Part { rows, x, width, head, dim, first, heads, values, turn }
         };
+        let writes = heads * 2;
         let share = |job: &(dyn Fn(usize) + Sync)| {
-            if rows.len() * width < LEAST_SHARED {
-                (0..heads * 2).for_each(job);
+            if rows.len() * width + beside.elements < LEAST_SHARED {
+                pool_of_one(writes, beside.parts, job, beside.job);
             } else {
-                pool.run(heads * 2, job);
+                pool.run(writes + beside.parts, &|index| match index.checked_sub(writes) {
+                    None => job(index),
+                    Some(other) => (beside.job)(other),
+                });
             }
         };
         match &mut self.store {

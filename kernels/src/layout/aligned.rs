@@ -3,6 +3,8 @@
 
 use std::ops::{Deref, DerefMut};
 
+use super::large;
+
 /// The size of a cache line, and of one vector register.
 pub(crate) const LINE_BYTES: usize = 64;
 
@@ -25,7 +27,8 @@ where
         if bytes > isize::MAX as usize {
             return None;
         }
-        let buffer = Vec::<T>::zeroed(padded);
+        let mut buffer = Vec::<T>::zeroed(padded);
+        large::ask_for_large(&mut buffer);
         let start = buffer.as_ptr().align_offset(LINE_BYTES);
         // `align_offset` may decline only where it cannot be computed; the buffer is then merely slower.
         let start = if start <= slack { start } else { 0 };

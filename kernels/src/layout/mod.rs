@@ -3,6 +3,7 @@
 
 pub(crate) mod aligned;
 pub(crate) mod kept;
+mod large;
 pub mod matrix;
 mod pack;
 pub(crate) mod pages;

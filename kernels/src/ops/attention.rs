@@ -5,8 +5,11 @@
 //! Source of the running maximum: FlashAttention, arXiv 2205.14135.
 #![allow(unsafe_code)]
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod plan;
+
+pub use plan::AttentionPlan;
+
+use std::sync::atomic::Ordering;
 
 use crate::dispatch::Isa;
 use crate::kv::{AttentionSeq, BLOCK, KvArena, padded};
@@ -19,15 +22,6 @@ pub(crate) const SEGMENT_BLOCKS: usize = 16;
 
 /// Tokens of one segment.
 pub(crate) const SEGMENT: usize = SEGMENT_BLOCKS * BLOCK;
-
-/// Queries that one part works on: enough that keys and values are fetched rarely.
-const TILE_QUERIES: usize = 96;
-
-/// What fetching a segment costs, in queries' work on it.
-const FETCH_QUERIES: usize = 12;
-
-/// Numbers that unfinished results of one call may take; work that needs more is split less.
-const MOST_PARTIALS: usize = 1 << 24;
 
 /// What every part of one call reads.
 pub(crate) struct Scene<'a> {
@@ -53,7 +47,7 @@ impl Scene<'_> {
 
     /// Numbers that the result of a tile's queries in one segment takes.
     fn partial_len(&self, tile: &Tile<'_>) -> usize {
-        tile.rows * self.group() * (padded(self.arena.head_dim()) + 2)
+        partial_len(tile.rows * self.group(), self.arena.head_dim())
     }
 }
 
@@ -90,18 +84,11 @@ impl Tile<'_> {
     pub(crate) fn first_query(&self, group: usize, segment: usize) -> usize {
         (segment * SEGMENT).saturating_sub(self.position) * group
     }
-
-    fn cost(&self, group: usize) -> usize {
-        self.segments() * (self.rows * group + FETCH_QUERIES)
-    }
 }
 
-/// What one thread does at a time.
-struct Part {
-    tile: usize,
-    segments: Range<usize>,
-    /// Where the tile's unfinished results lie, if others work on it too.
-    shared: Option<usize>,
+/// Numbers that the result of so many queries in one segment takes.
+fn partial_len(queries: usize, head_dim: usize) -> usize {
+    queries * (padded(head_dim) + 2)
 }
 
 /// For each row of each sequence and each of `heads` query heads: the mean of the values up to the row's position,
@@ -126,21 +113,37 @@ pub fn attention(
     scale: f32,
     out: &mut [f32],
 ) {
-    let kv_heads = arena.kv_heads();
-    assert!(heads > 0 && heads.is_multiple_of(kv_heads), "heads is {heads}, no multiple of {kv_heads}");
+    let mut plan = AttentionPlan::default();
+    plan.renew(pool, arena, heads, seqs);
+    attend(pool, isa, arena, layer, q, &mut plan, scale, out);
+}
+
+/// [`attention`] of the sequences and by the heads of a plan, which serves every layer of a step.
+///
+/// # Panics
+/// When a length does not fit, the arena lacks the layer, or the plan was made for another arena.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a kernel call names its operands; a struct would only rename them"
+)]
+pub fn attend(
+    pool: &Pool,
+    isa: Isa,
+    arena: &KvArena,
+    layer: usize,
+    q: &[f32],
+    plan: &mut AttentionPlan,
+    scale: f32,
+    out: &mut [f32],
+) {
     assert!(layer < arena.layers(), "layer is {layer}; the arena has {}", arena.layers());
     assert!(q.len() == out.len(), "out holds {} numbers; q holds {}", out.len(), q.len());
-    let width = heads * arena.head_dim();
-    assert!(q.len().is_multiple_of(width), "q holds {} numbers, no multiple of {width}", q.len());
-    check(seqs, arena.blocks(), q.len() / width);
-    let scene = Scene { arena, layer, q, heads, scale };
-    let tiles = tiles(seqs, kv_heads, heads / kv_heads);
-    let (parts, left, needed) = parts(&scene, &tiles, pool.threads());
-    let mut partials = vec![0.0_f32; needed];
-    let (partials, out) = (Share::new(&mut partials), Share::new(out));
-    pool.run(parts.len(), &|index| {
-        let part = &parts[index];
-        let tile = &tiles[part.tile];
+    let (work, partials) = plan.begin(arena, q.len());
+    let scene = Scene { arena, layer, q, heads: work.heads(), scale };
+    let (partials, out) = (Share::new(partials), Share::new(out));
+    pool.run(work.parts.len(), &|index| {
+        let part = &work.parts[index];
+        let tile = &work.tile(part.tile);
         let Some(start) = part.shared else {
             return whole(isa, &scene, tile, out);
         };
@@ -151,55 +154,12 @@ pub fn attention(
             one_segment(isa, &scene, tile, segment, partial);
         }
         // Who is last finds everyone's results.
-        if left[part.tile].fetch_sub(1, Ordering::AcqRel) == 1 {
+        if work.left[part.tile].fetch_sub(1, Ordering::AcqRel) == 1 {
             // SAFETY: all parts of this tile are done with their pieces, and nobody else will be the last.
             let partials = unsafe { partials.slice(start, len * tile.segments()) };
             merge(isa, &scene, tile, partials, out);
         }
     });
-}
-
-fn tiles<'a>(seqs: &[AttentionSeq<'a>], kv_heads: usize, group: usize) -> Vec<Tile<'a>> {
-    let rows_per_tile = (TILE_QUERIES / group).max(1);
-    let mut tiles = Vec::new();
-    for seq in seqs {
-        for first in (0..seq.rows).step_by(rows_per_tile) {
-            let rows = rows_per_tile.min(seq.rows - first);
-            let (row, position) = (seq.first_row + first, seq.start as usize + first);
-            let tile = |kv_head| Tile { row, rows, position, kv_head, table: seq.table };
-            tiles.extend((0..kv_heads).map(tile));
-        }
-    }
-    // The longest first, so that no thread is left with a long one at the end.
-    tiles.sort_by_key(|tile| std::cmp::Reverse(tile.cost(group)));
-    tiles
-}
-
-/// How the tiles' segments are shared out, how many parts of each tile there are, and how many numbers the
-/// unfinished results take.
-fn parts(scene: &Scene<'_>, tiles: &[Tile<'_>], threads: usize) -> (Vec<Part>, Vec<AtomicUsize>, usize) {
-    let group = scene.group();
-    let total: usize = tiles.iter().map(|tile| tile.cost(group)).sum();
-    let fair = (total / (threads * 4)).max(1);
-    let (mut parts, mut left, mut needed) = (Vec::with_capacity(tiles.len()), Vec::new(), 0);
-    for (index, tile) in tiles.iter().enumerate() {
-        let segments = tile.segments();
-        let pieces = if threads > 1 { tile.cost(group).div_ceil(fair).min(segments) } else { 1 };
-        let numbers = scene.partial_len(tile) * segments;
-        if pieces < 2 || needed + numbers > MOST_PARTIALS {
-            left.push(AtomicUsize::new(1));
-            parts.push(Part { tile: index, segments: 0..segments, shared: None });
-            continue;
-        }
-        left.push(AtomicUsize::new(pieces));
-        parts.extend((0..pieces).map(|piece| Part {
-            tile: index,
-            segments: segments * piece / pieces..segments * (piece + 1) / pieces,
-            shared: Some(needed),
-        }));
-        needed += numbers;
-    }
-    (parts, left, needed)
 }
 
 /// Computes the outputs of one tile.
@@ -230,28 +190,4 @@ fn merge(isa: Isa, scene: &Scene<'_>, tile: &Tile<'_>, partials: &[f32], out: Sh
     }
     let _ = isa;
     portable::attention::merge(scene, tile, partials, out);
-}
-
-fn check(seqs: &[AttentionSeq<'_>], blocks: usize, rows: usize) {
-    let mut next = 0;
-    for seq in seqs {
-        assert!(seq.first_row >= next, "first_row is {}; rows up to {next} are taken", seq.first_row);
-        assert!(
-            seq.first_row <= rows && seq.rows <= rows - seq.first_row,
-            "rows {}+{} of a sequence exceed the batch of {rows}",
-            seq.first_row,
-            seq.rows
-        );
-        next = seq.first_row + seq.rows;
-        let needed = (seq.start as usize + seq.rows).div_ceil(BLOCK);
-        assert!(
-            seq.rows == 0 || seq.table.len() >= needed,
-            "a table has {} blocks; {needed} are needed",
-            seq.table.len()
-        );
-        if seq.rows > 0 {
-            let bad = seq.table[..needed].iter().find(|&&block| block as usize >= blocks);
-            assert!(bad.is_none(), "a table names block {bad:?}; the arena has {blocks}");
-        }
-    }
 }

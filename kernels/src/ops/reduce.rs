@@ -20,6 +20,11 @@ pub fn max(isa: Isa, x: &[f32]) -> f32 {
     dispatch!(isa, elementwise::max(x))
 }
 
+/// `Σ exp(x - most)`: terms in f32, sums in f64. NaN where any number is NaN.
+pub fn sum_exp(isa: Isa, x: &[f32], most: f32) -> f64 {
+    dispatch!(isa, elementwise::sum_exp(x, most))
+}
+
 /// `ln Σ exp(x)`: terms in f32 relative to the largest, sums in f64. NaN where any number is NaN.
 pub fn log_sum_exp(isa: Isa, x: &[f32]) -> f64 {
     let most = max(isa, x);

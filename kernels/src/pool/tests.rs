@@ -81,3 +81,27 @@ fn dropping_a_pool_ends_its_threads() {
     drop(pool);
     assert!(shared.upgrade().is_none(), "a worker still holds the shared state");
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn pinned_threads_stay_on_their_cores_and_the_caller_stays_free() {
+    use rustix::thread::{CpuSet, sched_getaffinity};
+    let before = sched_getaffinity(None).unwrap();
+    let core = (0..CpuSet::MAX_CPU).rfind(|&core| before.is_set(core)).unwrap();
+    // A core that can't exist is ignored.
+    let pool = Pool::pinned(3, &[core, usize::MAX]);
+    let met: Mutex<Vec<(String, CpuSet)>> = Mutex::new(Vec::new());
+    // Each part waits until every thread has one, so that each thread is met.
+    let here = std::sync::Barrier::new(3);
+    pool.run(3, &|_| {
+        here.wait();
+        let name = std::thread::current().name().unwrap_or("").to_owned();
+        met.lock().unwrap().push((name, sched_getaffinity(None).unwrap()));
+    });
+    let mut only = CpuSet::new();
+    only.set(core);
+    for (name, mask) in met.into_inner().unwrap() {
+        let expected = if name == "kernel-1" { only } else { before };
+        assert!(mask == expected, "{name}");
+    }
+}

@@ -5,3 +5,4 @@ mod bits;
 mod elementwise;
 mod matmul;
 mod numbers;
+mod rounds;

@@ -305,6 +305,10 @@ fn write_capacity(capacity: &Capacity) -> fb::Capacity {
         capacity.cached_tokens_total,
         capacity.output_tokens_total,
         capacity.preemptions_total,
+        capacity.schedule_us_total,
+        capacity.forward_us_total,
+        capacity.sample_us_total,
+        capacity.send_us_total,
         capacity.running,
         capacity.waiting,
         capacity.blocks_free,
@@ -332,5 +336,9 @@ fn read_capacity(capacity: &fb::Capacity) -> Capacity {
         cached_tokens_total: capacity.cached_tokens_total(),
         output_tokens_total: capacity.output_tokens_total(),
         preemptions_total: capacity.preemptions_total(),
+        schedule_us_total: capacity.schedule_us_total(),
+        forward_us_total: capacity.forward_us_total(),
+        sample_us_total: capacity.sample_us_total(),
+        send_us_total: capacity.send_us_total(),
     }
 }

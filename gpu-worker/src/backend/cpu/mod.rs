@@ -7,7 +7,7 @@ pub use load::CpuLoader;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use pons_kernels::ops::{self, Activations, Projection};
+use pons_kernels::ops::{self, Activations, AttentionPlan, Projection, Rotated};
 use pons_kernels::{AttentionSeq, BLOCK, Isa, KvArena, KvError, KvFormat, KvRow, Matrix, Pool, Rope};
 
 use crate::backend::Backend;
@@ -24,6 +24,7 @@ pub struct CpuBackend {
     attention_scale: f32,
     batch: StepBatch,
     kv_rows: Vec<KvRow>,
+    plan: AttentionPlan,
 }
 
 impl CpuBackend {
@@ -48,6 +49,7 @@ impl CpuBackend {
             attention_scale: shape.attention_scale(),
             batch: StepBatch::default(),
             kv_rows: Vec::new(),
+            plan: AttentionPlan::default(),
         })
     }
 }
@@ -68,6 +70,17 @@ impl Backend for CpuBackend {
                 self.kv_rows.push(KvRow { block, slot: (position % BLOCK) as u32 });
             }
         }
+        let seqs: Vec<AttentionSeq<'_>> = batch
+            .runs
+            .iter()
+            .map(|run| AttentionSeq {
+                first_row: run.first_row,
+                rows: run.rows,
+                start: run.start,
+                table: &run.table,
+            })
+            .collect();
+        self.plan.renew(&self.pool, &self.arena, self.heads, &seqs);
         self.batch = batch;
     }
 
@@ -119,31 +132,29 @@ impl Backend for CpuBackend {
         ops::project_gated(&self.pool, self.isa, x, rows, gate, up, room, out);
     }
 
-    fn rotate(&self, x: &mut Activations, heads: usize) {
-        let rows = self.batch.positions.len();
-        ops::rope(&self.pool, self.isa, x.values_mut(), rows, heads, &self.rope, &self.batch.positions);
+    fn rotate_and_store(
+        &mut self,
+        layer: usize,
+        queries: &mut Activations,
+        keys: &Activations,
+        values: &Activations,
+    ) {
+        let rows = Rotated {
+            rope: &self.rope,
+            positions: &self.batch.positions,
+            q: queries.values_mut(),
+            heads: self.heads,
+            k: keys.values(),
+            v: values.values(),
+        };
+        ops::rotate_and_store(&self.pool, self.isa, &mut self.arena, layer, &self.kv_rows, rows);
     }
 
-    fn store(&mut self, layer: usize, keys: &Activations, values: &Activations) {
-        self.arena.write(&self.pool, self.isa, layer, &self.kv_rows, keys.values(), values.values());
-    }
-
-    fn attend(&self, layer: usize, queries: &Activations, out: &mut Activations) {
+    fn attend(&mut self, layer: usize, queries: &Activations, out: &mut Activations) {
         let queries = queries.values();
         let out = out.resize(queries.len());
-        let seqs: Vec<AttentionSeq<'_>> = self
-            .batch
-            .runs
-            .iter()
-            .map(|run| AttentionSeq {
-                first_row: run.first_row,
-                rows: run.rows,
-                start: run.start,
-                table: &run.table,
-            })
-            .collect();
         let scale = self.attention_scale;
-        ops::attention(&self.pool, self.isa, &self.arena, layer, queries, self.heads, &seqs, scale, out);
+        ops::attend(&self.pool, self.isa, &self.arena, layer, queries, &mut self.plan, scale, out);
     }
 
     fn gather(&self, x: &Activations, width: usize, rows: &[u32], out: &mut Activations) {

@@ -51,16 +51,20 @@ impl Slot {
         self.generated
     }
 
-    pub(super) fn has_grammar(&self) -> bool {
-        self.grammar.is_some()
+    /// Gives the matcher away for its mask to be computed, if there is one that can go on.
+    pub(super) fn lend_grammar(&mut self) -> Option<GrammarMatcher> {
+        if self.fault.is_some() { None } else { self.grammar.take() }
     }
 
-    pub(super) fn compute_mask(&mut self) {
-        if let Some(grammar) = &mut self.grammar
-            && self.fault.is_none()
-        {
-            self.fault = grammar.compute_mask().err();
-        }
+    /// Takes back what [`Slot::lend_grammar`] gave, and why no mask came of it if so.
+    pub(super) fn return_grammar(&mut self, grammar: GrammarMatcher, fault: Option<String>) {
+        self.grammar = Some(grammar);
+        self.fault = fault;
+    }
+
+    /// Notes that the matcher will not come back.
+    pub(super) fn lose_grammar(&mut self) {
+        self.fault = Some("the thread that computes grammar masks ended; send the request again".to_owned());
     }
 
     /// What the grammar allows, or why the sequence can't go on.
@@ -121,7 +125,8 @@ impl Slots {
         self.slots[id as usize].as_mut().expect("the plan was checked to name live slots only")
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (SlotId, &mut Slot)> {
-        (0..).zip(&mut self.slots).filter_map(|(id, slot)| Some((id, slot.as_mut()?)))
+    /// How many there may be.
+    pub(super) fn count(&self) -> usize {
+        self.slots.len()
     }
 }

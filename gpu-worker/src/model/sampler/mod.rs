@@ -55,13 +55,12 @@ pub struct Sampled {
 pub struct Scratch {
     isa: Isa,
     adjusted: Vec<f32>,
-    candidates: Vec<Candidate>,
-    mass: Vec<f64>,
+    room: filter::Room,
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { isa: Isa::detect(), adjusted: Vec::new(), candidates: Vec::new(), mass: Vec::new() }
+        Self { isa: Isa::detect(), adjusted: Vec::new(), room: filter::Room::default() }
     }
 }
 
@@ -125,10 +124,10 @@ pub fn sample(
         let noise = Noise::new(params.seed, params.choice, position);
         let inverse = 1.0 / f64::from(params.temperature);
         if params.top_k == 0 && params.top_p >= 1.0 && params.min_p <= 0.0 {
-            draw(noise, row, best, inverse)
+            draw(scratch.isa, noise, row, best, inverse)
         } else {
-            filter::candidates(row, best_value, inverse, params, &mut scratch.candidates, &mut scratch.mass);
-            draw_among(noise, &scratch.candidates)
+            filter::candidates(scratch.isa, row, best_value, inverse, params, &mut scratch.room);
+            draw_among(noise, &scratch.room.kept)
         }
     };
     let logprobs = params
@@ -166,21 +165,28 @@ fn apply_mask(row: &mut [f32], mask: TokenMask<'_>) {
     }
 }
 
+/// Tokens that share one bound in [`draw`].
+const DRAWN_TOGETHER: usize = 32;
+
 /// The token of the largest tempered logit plus noise, over the whole row. A token is looked at closely only if
-/// the bound of its noise could still win, which leaves a handful of logarithms for each row.
-fn draw(noise: Noise, row: &[f32], first: usize, inverse: f64) -> TokenId {
+/// the bound of its noise could still win with the largest logit of its chunk, which costs a hash and a comparison
+/// for nearly all and leaves a handful of logarithms for each row.
+fn draw(isa: Isa, noise: Noise, row: &[f32], first: usize, inverse: f64) -> TokenId {
     let top = f64::from(row[first]);
     let mut best_token = first;
     let mut best = Noise::gumbel(noise.bits(first as u32));
-    for (token, &logit) in row.iter().enumerate() {
-        let z = (f64::from(logit) - top) * inverse;
-        let bits = noise.bits(token as u32);
-        if z + Noise::gumbel_bound(bits) < best {
-            continue;
-        }
-        let value = z + Noise::gumbel(bits);
-        if value > best || (value == best && token < best_token) {
-            (best, best_token) = (value, token);
+    for (index, chunk) in row.chunks(DRAWN_TOGETHER).enumerate() {
+        let most = (f64::from(ops::max(isa, chunk)) - top) * inverse;
+        let Some(least_bits) = Noise::least_bits(best - most) else { continue };
+        for (token, &logit) in (index * DRAWN_TOGETHER..).zip(chunk) {
+            let bits = noise.bits(token as u32);
+            if bits < least_bits {
+                continue;
+            }
+            let value = (f64::from(logit) - top) * inverse + Noise::gumbel(bits);
+            if value > best || (value == best && token < best_token) {
+                (best, best_token) = (value, token);
+            }
         }
     }
     best_token as TokenId
@@ -190,7 +196,11 @@ fn draw(noise: Noise, row: &[f32], first: usize, inverse: f64) -> TokenId {
 fn draw_among(noise: Noise, candidates: &[Candidate]) -> TokenId {
     let mut best = (f64::NEG_INFINITY, TokenId::MAX);
     for c in candidates {
-        let value = f64::from(c.z) + Noise::gumbel(noise.bits(c.id));
+        let bits = noise.bits(c.id);
+        if Noise::least_bits(best.0 - f64::from(c.z)).is_none_or(|least| bits < least) {
+            continue;
+        }
+        let value = f64::from(c.z) + Noise::gumbel(bits);
         if value > best.0 || (value == best.0 && c.id < best.1) {
             best = (value, c.id);
         }

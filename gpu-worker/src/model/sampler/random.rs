@@ -37,10 +37,15 @@ impl Noise {
         -(-uniform.ln()).ln()
     }
 
-    /// An upper bound of [`Noise::gumbel`] that costs no logarithm: with u the uniform,
+    /// Bits below these give a draw below `value`; none if all do. It costs no logarithm: with u the uniform,
     /// −ln(−ln u) ≤ −ln(1 − u), and 1 − u is at least 2^−(leading ones + 1).
-    pub(super) fn gumbel_bound(bits: u64) -> f64 {
-        f64::from(bits.leading_ones() + 1) * LN_2 + 1e-9
+    pub(super) fn least_bits(value: f64) -> Option<u64> {
+        let leading_ones = ((value - 1e-6) / LN_2 - 1.0).ceil();
+        if leading_ones > 64.0 {
+            return None;
+        }
+        // What is negative, or no number, becomes zero: nothing is ruled out.
+        Some(!u64::MAX.checked_shr(leading_ones as u32).unwrap_or(0))
     }
 }
 
@@ -51,14 +56,16 @@ mod tests {
     #[test]
     fn the_bound_is_never_below_the_draw() {
         let noise = Noise::new(7, 0, 3);
-        for token in 0..200_000 {
-            let bits = noise.bits(token);
-            assert!(Noise::gumbel(bits) <= Noise::gumbel_bound(bits), "token {token}");
+        let edges = [0, 1, u64::MAX, u64::MAX << 11, u64::MAX << 12, 1 << 63, (1 << 63) - 1, !(1 << 62)];
+        for bits in (0..200_000).map(|token| noise.bits(token)).chain(edges) {
+            let value = Noise::gumbel(bits);
+            assert!(value.is_finite());
+            let least = Noise::least_bits(value).expect("a draw that exists is not ruled out");
+            assert!(least <= bits, "bits {bits:x}, least {least:x}");
         }
-        for bits in [0, u64::MAX, u64::MAX << 11, u64::MAX << 12, 1 << 63] {
-            assert!(Noise::gumbel(bits) <= Noise::gumbel_bound(bits), "bits {bits:x}");
-            assert!(Noise::gumbel(bits).is_finite());
-        }
+        assert_eq!(Noise::least_bits(f64::INFINITY), None);
+        assert_eq!(Noise::least_bits(f64::NEG_INFINITY), Some(0));
+        assert_eq!(Noise::least_bits(-1.0), Some(0));
     }
 
     #[test]

@@ -276,14 +276,14 @@ proptest! {
         let logits = wild(count, seed, spread);
         let noise = Noise::new(seed, 0, 1);
         let first = ops::argmax(Isa::detect(), &logits);
-        prop_assert_eq!(draw(noise, &logits, first, 1.0 / t), draw_slowly(noise, &logits, 1.0 / t));
+        prop_assert_eq!(draw(Isa::detect(), noise, &logits, first, 1.0 / t), draw_slowly(noise, &logits, 1.0 / t));
     }
 
     #[test]
     fn filters_keep_what_their_definition_keeps(
         seed: u64,
         spread in 0.5f32..30.0,
-        count in 1usize..400,
+        count in prop_oneof![4 => 1usize..400, 1 => 3000usize..6000],
         top_k in 0u32..50,
         top_p in 0.01f32..1.0,
         min_p in 0.0f32..0.5,
@@ -292,9 +292,9 @@ proptest! {
         let logits = wild(count, seed, spread);
         let params = SamplingParams { top_k, top_p, min_p, temperature, ..SamplingParams::default() };
         let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let (mut kept, mut mass) = (Vec::new(), Vec::new());
-        filter::candidates(&logits, best, 1.0 / f64::from(temperature), &params, &mut kept, &mut mass);
-        let mut kept: Vec<u32> = kept.iter().map(|c| c.id).collect();
+        let mut room = filter::Room::default();
+        filter::candidates(Isa::detect(), &logits, best, 1.0 / f64::from(temperature), &params, &mut room);
+        let mut kept: Vec<u32> = room.kept.iter().map(|c| c.id).collect();
         kept.sort_unstable();
         let expected: Vec<u32> =
             (0..).zip(filtered(&logits, &params)).filter(|(_, p)| *p > 0.0).map(|(id, _)| id).collect();

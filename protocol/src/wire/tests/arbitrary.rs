@@ -102,7 +102,7 @@ pub(super) fn to_brain() -> impl Strategy<Value = ToBrain> {
 }
 
 fn capacity() -> impl Strategy<Value = Capacity> {
-    (any::<[u32; 7]>(), any::<[u64; 8]>()).prop_map(|(small, large)| Capacity {
+    (any::<[u32; 7]>(), any::<[u64; 12]>()).prop_map(|(small, large)| Capacity {
         running: small[0],
         waiting: small[1],
         blocks_free: small[2],
@@ -118,6 +118,10 @@ fn capacity() -> impl Strategy<Value = Capacity> {
         cached_tokens_total: large[5],
         output_tokens_total: large[6],
         preemptions_total: large[7],
+        schedule_us_total: large[8],
+        forward_us_total: large[9],
+        sample_us_total: large[10],
+        send_us_total: large[11],
     })
 }
 
