@@ -8,6 +8,7 @@
 //! a portable one in plain Rust, and one for AVX-512. [`ops`] picks between the latter two by [`dispatch::Isa`].
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod compiled;
