@@ -11,7 +11,7 @@ use pons_kernels::{
 };
 
 /// Arithmetic units that a product may use.
-const UNITS: [&str; 3] = ["f32_fma", "bf16_dot", "int8_dot"];
+const UNITS: [&str; 5] = ["f32_fma", "bf16_dot", "int8_dot", "amx_int8", "amx_bf16"];
 /// Outputs of each product that are compared.
 const CHECKED: usize = 64;
 

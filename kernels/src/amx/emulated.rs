@@ -89,10 +89,10 @@ impl Tiles for Emulated {
         let sums = &mut self.tiles[usize::from(SUMS)];
         for m in 0..c.rows {
             let mut row = sums[m];
-            for k in 0..a.row_bytes / 4 {
+            for (k, right) in right.iter().enumerate().take(a.row_bytes / 4) {
                 for n in 0..c.row_bytes / 4 {
                     let sum = i32::from_le_bytes(word(&row, n));
-                    let sum = dot_of_four(sum, word(&left[m], k), word(&right[k], n));
+                    let sum = dot_of_four(sum, word(&left[m], k), word(right, n));
                     row[4 * n..4 * n + 4].copy_from_slice(&sum.to_le_bytes());
                 }
             }

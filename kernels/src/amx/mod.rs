@@ -3,17 +3,29 @@
 //!
 //! The code was written where no such processor was at hand: it is tested bit for bit over emulated tiles. So a
 //! program first runs [`self_check`] in a child process, which may crash, and calls [`trust`] only when it has passed.
+#![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+mod check;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod emulated;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod hardware;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod peak;
+#[cfg(target_arch = "x86_64")]
 mod permission;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod quantised;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod tiles;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+
+#[cfg(target_arch = "x86_64")]
+use crate::layout::quant::Quants;
+#[cfg(target_arch = "x86_64")]
+use crate::ops::{Product, ProductTile, Share};
 
 /// Why there are no tiles to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -38,6 +50,55 @@ pub enum Absent {
     Refused(i64),
 }
 
+/// What a check found wrong.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum CheckError {
+    /// There are no tiles to check.
+    #[error(transparent)]
+    Absent(#[from] Absent),
+    /// Nothing to compare with.
+    #[error("the processor has tiles but no AVX-512, which products over tiles need as well")]
+    NoAvx512,
+    /// A thread could not be started, or panicked.
+    #[error("the check did not come to its end on a thread of its own")]
+    Thread,
+    /// Tiles and their emulation differ.
+    #[error("sum {at} of {rows} rows and {inputs} inputs is {found} by tiles; {wanted} is right")]
+    Tiles {
+        /// Rows of the product.
+        rows: usize,
+        /// Inputs of the dot product.
+        inputs: usize,
+        /// The place of the sum.
+        at: usize,
+        /// What tiles gave.
+        found: i32,
+        /// What the emulation gave.
+        wanted: i32,
+    },
+    /// A product over tiles and the one by AVX-512 differ.
+    #[error(
+        "output {output} of row {row} of {rows} is {found} by tiles and {wanted} by AVX-512 ({form} weights, \
+         {precision:?} bits)"
+    )]
+    Product {
+        /// The weights' form.
+        form: &'static str,
+        /// The activations' precision.
+        precision: crate::Precision,
+        /// Rows of the product.
+        rows: usize,
+        /// The first row that differs.
+        row: usize,
+        /// Its first output that differs.
+        output: usize,
+        /// By tiles.
+        found: f32,
+        /// By AVX-512.
+        wanted: f32,
+    },
+}
+
 /// Whether this process may use tiles; asks the system for them, once.
 ///
 /// # Errors
@@ -47,6 +108,18 @@ pub fn present() -> Result<(), Absent> {
     return permission::ask();
     #[cfg(not(target_arch = "x86_64"))]
     Err(Absent::Processor)
+}
+
+/// Compares this machine's tiles with their emulation, and products over them with those by AVX-512. The process may
+/// crash here where a processor or system does not keep what it promises, so this is for a child process.
+///
+/// # Errors
+/// What differs first, or why there is nothing to check.
+pub fn self_check() -> Result<(), CheckError> {
+    #[cfg(target_arch = "x86_64")]
+    return check::hardware();
+    #[cfg(not(target_arch = "x86_64"))]
+    Err(CheckError::Absent(Absent::Processor))
 }
 
 static TRUSTED: AtomicBool = AtomicBool::new(false);
@@ -59,4 +132,16 @@ pub fn trust() {
 /// Whether tiles are present and trusted.
 pub(crate) fn usable() -> bool {
     TRUSTED.load(Ordering::Acquire) && present().is_ok()
+}
+
+/// Computes the outputs of one part by this thread's tiles, if it has enough rows for them; says whether it did.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn quantised_tile(product: &Product<'_>, w: &Quants, tile: &ProductTile, out: Share<'_>) -> bool {
+    if tile.rows.len() < quantised::LEAST_ROWS {
+        return false;
+    }
+    let Some(mut tiles) = hardware::Hardware::here() else { return false };
+    // SAFETY: `Isa::Amx` is there only with AVX-512, and parts of one product differ in rows or strips.
+    unsafe { quantised::quantised_tile(&mut tiles, product, w, tile, out) };
+    true
 }
