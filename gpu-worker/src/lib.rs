@@ -18,5 +18,6 @@ pub mod model;
 pub mod scheduler;
 pub mod sequence;
 pub mod sizing;
+pub mod tiles;
 pub mod vocabulary;
 pub mod worker;

@@ -6,5 +6,6 @@ mod drive;
 mod golden;
 mod local;
 mod reference;
+mod tiles;
 mod tiny;
 mod worker;
