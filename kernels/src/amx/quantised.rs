@@ -43,14 +43,17 @@ const WEIGHTS: [u8; 2] = [3, 4];
 const REST_SUMS: [u8; 2] = [5, 6];
 const REST_ROWS: u8 = 7;
 
+/// Numbers of one half of a strip in a group.
+type HalfDigits = [u8; QUADS * QUAD_BYTES];
+
 /// Integer sums of one half of a strip for a block of rows.
 type HalfDots = [i32; BLOCK * LANES];
 
 /// What a strip is worked on in.
 #[repr(C, align(64))]
 struct Room {
-    /// Unpacked numbers of a group: of each half, quad after quad.
-    digits: [[u8; QUADS * QUAD_BYTES]; 2],
+    /// Unpacked numbers of a group, and of the next: of each half, quad after quad.
+    digits: [[HalfDigits; 2]; 2],
     /// Integer sums of a block: of each plane of the activations, of each half.
     dots: [[HalfDots; 2]; 2],
     /// The chains of all rows.
@@ -171,7 +174,7 @@ unsafe fn strips<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
     tile: &ProductTile,
 ) {
     let mut room = Room {
-        digits: [[0; QUADS * QUAD_BYTES]; 2],
+        digits: [[[0; QUADS * QUAD_BYTES]; 2]; 2],
         dots: [[[0; BLOCK * LANES]; 2]; 2],
         sums: [[[0.0; LANES]; 2]; MOST_ROWS],
     };
@@ -206,25 +209,27 @@ unsafe fn one_strip<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
 ) {
     let groups = operands.groups;
     let nests = groups.div_ceil(S::NEST);
+    let unit = |group: usize| operands.digits.wrapping_add((strip * groups + group) * 2 * D::UNIT);
+    if groups > 0 {
+        // SAFETY: the caller's duty.
+        unsafe { unpack::<D>(unit(0), &mut room.digits[0]) };
+    }
     for group in 0..groups {
         let (nest, inner) = (group / S::NEST, group % S::NEST);
         let at = (strip * nests + nest) * 2;
-        // SAFETY: the caller's duty; a quad is stored to as many bytes of the room.
+        // SAFETY: the caller's duty.
         unsafe {
-            let scales = [scaler.open(at), scaler.open(at + 1)];
-            let unit = operands.digits.add((strip * groups + group) * 2 * D::UNIT);
-            for half in 0..2 {
-                for quad in 0..QUADS {
-                    let numbers = D::quad(unit.add(half * D::UNIT), quad);
-                    let to = &mut room.digits[half][quad * QUAD_BYTES..][..QUAD_BYTES];
-                    _mm512_storeu_si512(to.as_mut_ptr().cast(), numbers);
-                }
+            // A group ahead: a tile that is loaded from what was just stored waits for it to reach the cache.
+            if group + 1 < groups {
+                unpack::<D>(unit(group + 1), &mut room.digits[(group + 1) % 2]);
             }
+            let scales = [scaler.open(at), scaler.open(at + 1)];
+            let digits = &room.digits[group % 2];
             let parts = if S::HALVES { 2 } else { 1 };
             for part in 0..parts {
                 let from = part * (QUADS / 2) * QUAD_BYTES;
-                tiles.load::<{ WEIGHTS[0] }>(&room.digits[0][from..], QUAD_BYTES);
-                tiles.load::<{ WEIGHTS[1] }>(&room.digits[1][from..], QUAD_BYTES);
+                tiles.load::<{ WEIGHTS[0] }>(&digits[0][from..], QUAD_BYTES);
+                tiles.load::<{ WEIGHTS[1] }>(&digits[1][from..], QUAD_BYTES);
                 let factors = Factors {
                     scale: [scaler.scale(scales[0], inner, part), scaler.scale(scales[1], inner, part)],
                     minimum: [scaler.minimum(scales[0], inner), scaler.minimum(scales[1], inner)],
@@ -236,6 +241,25 @@ unsafe fn one_strip<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
                     let sums = &mut room.sums[block - rows.start..][..height];
                     operands.scale::<S, PLANES>(scaler, block, place, &factors, &room.dots, sums);
                 }
+            }
+        }
+    }
+}
+
+/// Unpacks a group's numbers of both halves.
+///
+/// # Safety
+/// The processor has AVX-512 F and BW; the two units of a group start at `unit`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn unpack<D: Digits>(unit: *const u8, to: &mut [HalfDigits; 2]) {
+    for half in 0..2 {
+        for quad in 0..QUADS {
+            let to = &mut to[half][quad * QUAD_BYTES..][..QUAD_BYTES];
+            // SAFETY: the caller's duty; a quad is stored to as many bytes.
+            unsafe {
+                let numbers = D::quad(unit.add(half * D::UNIT), quad);
+                _mm512_storeu_si512(to.as_mut_ptr().cast(), numbers);
             }
         }
     }
