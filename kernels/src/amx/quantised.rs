@@ -67,6 +67,7 @@ struct Operands<'a> {
     /// The bytes of `x`.
     bytes: &'a [u8],
     digits: *const u8,
+    width: Width,
     groups: usize,
     bias: Option<&'a [f32]>,
     /// Whether the product is added to what `out` holds.
@@ -95,8 +96,8 @@ pub(crate) unsafe fn quantised_tile<T: Tiles>(
     // SAFETY: signed bytes are as many bytes of any kind.
     let bytes = unsafe { std::slice::from_raw_parts(x.q.as_ptr().cast::<u8>(), x.q.len()) };
     let digits = w.digits.as_ptr();
-    let operands =
-        Operands { x, bytes, digits, groups, bias: product.bias, add: product.add, out: out.pointer(), n };
+    let (bias, add, out) = (product.bias, product.add, out.pointer());
+    let operands = Operands { x, bytes, digits, width: w.width, groups, bias, add, out, n };
     let shift = |zero: u8| zero.trailing_zeros();
     // SAFETY: features and parts are the caller's duty. The assertions above keep rows, strips and groups inside `x`,
     // `out` and the digits, and scales are packed for as many units.
@@ -104,39 +105,17 @@ pub(crate) unsafe fn quantised_tile<T: Tiles>(
         match &w.scales {
             Scales::Centred { d, zero } => {
                 let scaler = Centred { d: d.as_ptr(), zero_shift: shift(*zero) };
-                by_width(tiles, &operands, w.width, scaler, tile);
+                strips(tiles, &operands, scaler, tile);
             }
-            Scales::Affine { dm } => by_width(tiles, &operands, w.width, Affine { dm: dm.as_ptr() }, tile),
+            Scales::Affine { dm } => strips(tiles, &operands, Affine { dm: dm.as_ptr() }, tile),
             Scales::NestedAffine { dm, st } => {
                 let scaler = NestedAffine { dm: dm.as_ptr(), st: st.as_ptr() };
-                by_width(tiles, &operands, w.width, scaler, tile);
+                strips(tiles, &operands, scaler, tile);
             }
             Scales::NestedCentred { d, s, zero } => {
                 let scaler = NestedCentred { d: d.as_ptr(), s: s.as_ptr(), zero_shift: shift(*zero) };
-                by_width(tiles, &operands, w.width, scaler, tile);
+                strips(tiles, &operands, scaler, tile);
             }
-        }
-    }
-}
-
-/// # Safety
-/// As [`strips`].
-unsafe fn by_width<T: Tiles, S: Scaler>(
-    tiles: &mut T,
-    operands: &Operands<'_>,
-    width: Width,
-    scaler: S,
-    tile: &ProductTile,
-) {
-    // SAFETY: the caller's duty.
-    unsafe {
-        match (width, operands.x.precision) {
-            (Width::Four, Precision::Eight) => strips::<T, Fours, S, 1>(tiles, operands, scaler, tile),
-            (Width::Four, Precision::Fifteen) => strips::<T, Fours, S, 2>(tiles, operands, scaler, tile),
-            (Width::Six, Precision::Eight) => strips::<T, Sixes, S, 1>(tiles, operands, scaler, tile),
-            (Width::Six, Precision::Fifteen) => strips::<T, Sixes, S, 2>(tiles, operands, scaler, tile),
-            (Width::Eight, Precision::Eight) => strips::<T, Eights, S, 1>(tiles, operands, scaler, tile),
-            (Width::Eight, Precision::Fifteen) => strips::<T, Eights, S, 2>(tiles, operands, scaler, tile),
         }
     }
 }
@@ -167,12 +146,7 @@ pub(super) fn config(rows: usize, inputs: usize) -> Config {
 /// The processor has the features; the rows are inside `x` and `out`, the strips inside digits and scales; nobody else
 /// touches these outputs meanwhile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn strips<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
-    tiles: &mut T,
-    operands: &Operands<'_>,
-    scaler: S,
-    tile: &ProductTile,
-) {
+unsafe fn strips<T: Tiles, S: Scaler>(tiles: &mut T, operands: &Operands<'_>, scaler: S, tile: &ProductTile) {
     let mut room = Room {
         digits: [[[0; QUADS * QUAD_BYTES]; 2]; 2],
         dots: [[[0; BLOCK * LANES]; 2]; 2],
@@ -187,7 +161,7 @@ unsafe fn strips<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
             // SAFETY: the caller's duty.
             unsafe {
                 operands.start(&mut room.sums[..span.len()], strip);
-                one_strip::<T, D, S, PLANES>(tiles, operands, scaler, strip, span.clone(), &mut room);
+                one_strip::<T, S>(tiles, operands, scaler, strip, span.clone(), &mut room);
                 operands.finish(&room.sums[..span.len()], strip, span.start);
             }
         }
@@ -199,7 +173,7 @@ unsafe fn strips<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
 /// # Safety
 /// As [`strips`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn one_strip<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
+unsafe fn one_strip<T: Tiles, S: Scaler>(
     tiles: &mut T,
     operands: &Operands<'_>,
     scaler: S,
@@ -209,10 +183,11 @@ unsafe fn one_strip<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
 ) {
     let groups = operands.groups;
     let nests = groups.div_ceil(S::NEST);
-    let unit = |group: usize| operands.digits.wrapping_add((strip * groups + group) * 2 * D::UNIT);
+    let (width, unit_bytes) = (operands.width, operands.width.unit_bytes());
+    let unit = |group: usize| operands.digits.wrapping_add((strip * groups + group) * 2 * unit_bytes);
     if groups > 0 {
         // SAFETY: the caller's duty.
-        unsafe { unpack::<D>(unit(0), &mut room.digits[0]) };
+        unsafe { unpack(width, unit(0), &mut room.digits[0]) };
     }
     for group in 0..groups {
         let (nest, inner) = (group / S::NEST, group % S::NEST);
@@ -221,7 +196,7 @@ unsafe fn one_strip<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
         unsafe {
             // A group ahead: a tile that is loaded from what was just stored waits for it to reach the cache.
             if group + 1 < groups {
-                unpack::<D>(unit(group + 1), &mut room.digits[(group + 1) % 2]);
+                unpack(width, unit(group + 1), &mut room.digits[(group + 1) % 2]);
             }
             let scales = [scaler.open(at), scaler.open(at + 1)];
             let digits = &room.digits[group % 2];
@@ -237,9 +212,16 @@ unsafe fn one_strip<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
                 let place = Place { group, part };
                 for block in rows.clone().step_by(BLOCK) {
                     let height = BLOCK.min(rows.end - block);
-                    operands.dots::<T, PLANES>(tiles, block, height, place, &mut room.dots);
+                    operands.dots(tiles, block, height, place, &mut room.dots);
                     let sums = &mut room.sums[block - rows.start..][..height];
-                    operands.scale::<S, PLANES>(scaler, block, place, &factors, &room.dots, sums);
+                    match operands.x.precision {
+                        Precision::Eight => {
+                            operands.scale::<S, 1>(scaler, block, place, &factors, &room.dots, sums);
+                        }
+                        Precision::Fifteen => {
+                            operands.scale::<S, 2>(scaler, block, place, &factors, &room.dots, sums);
+                        }
+                    }
                 }
             }
         }
@@ -252,7 +234,21 @@ unsafe fn one_strip<T: Tiles, D: Digits, S: Scaler, const PLANES: usize>(
 /// The processor has AVX-512 F and BW; the two units of a group start at `unit`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn unpack<D: Digits>(unit: *const u8, to: &mut [HalfDigits; 2]) {
+unsafe fn unpack(width: Width, unit: *const u8, to: &mut [HalfDigits; 2]) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        match width {
+            Width::Four => unpack_as::<Fours>(unit, to),
+            Width::Six => unpack_as::<Sixes>(unit, to),
+            Width::Eight => unpack_as::<Eights>(unit, to),
+        }
+    }
+}
+
+/// # Safety
+/// As [`unpack`].
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn unpack_as<D: Digits>(unit: *const u8, to: &mut [HalfDigits; 2]) {
     for half in 0..2 {
         for quad in 0..QUADS {
             let to = &mut to[half][quad * QUAD_BYTES..][..QUAD_BYTES];
@@ -281,7 +277,7 @@ struct Place {
 impl Operands<'_> {
     /// Leaves the integer sums of a block of rows in `dots`.
     #[inline]
-    fn dots<T: Tiles, const PLANES: usize>(
+    fn dots<T: Tiles>(
         &self,
         tiles: &mut T,
         row: usize,
@@ -290,7 +286,7 @@ impl Operands<'_> {
         dots: &mut [[HalfDots; 2]; 2],
     ) {
         let row_bytes = self.x.row_bytes();
-        for plane in 0..PLANES {
+        for plane in 0..self.x.precision.planes() {
             let at = row * row_bytes + plane * self.x.stride + place.group * GROUP + place.part * (GROUP / 2);
             let values = &self.bytes[at..];
             let [low, high] = &mut dots[plane];
