@@ -7,11 +7,11 @@ use pons_benches::numbers::Numbers;
 use pons_benches::suite::{Case, Suite};
 use pons_kernels::{
     AttentionSeq, BLOCK, Form, Isa, KvArena, KvFormat, KvRow, Matrix, Pool, Rope, RopeLayout, RopeScaling,
-    Scaling, Width, ops, scalar,
+    Scaling, Width, amx, ops, scalar,
 };
 
 /// Arithmetic units that a product may use.
-const UNITS: [&str; 3] = ["f32_fma", "bf16_dot", "int8_dot"];
+const UNITS: [&str; 5] = ["f32_fma", "bf16_dot", "int8_dot", "amx_int8", "amx_bf16"];
 /// Outputs of each product that are compared.
 const CHECKED: usize = 64;
 
@@ -120,6 +120,9 @@ struct Bench {
 fn main() -> anyhow::Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let suite = Suite::start("kernels")?.with_limits(threads);
+    if let Err(reason) = amx::check_and_trust() {
+        eprintln!("tiles are not used: {reason}");
+    }
     let mut bench = Bench { suite, pool: Pool::new(threads), isa: Isa::detect() };
     let small = [Shape { model: SMOLLM2, inputs: 96, outputs: 40, most_rows: 8 }];
     let shapes = if bench.suite.is_small() { &small[..] } else { &SHAPES[..] };

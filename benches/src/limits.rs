@@ -139,7 +139,6 @@ impl Limits {
         let dram = effort.dram_bytes.unwrap_or((caches.l3_bytes * 8).clamp(256 << 20, MOST_DRAM_BYTES));
         limits.push(bandwidth("dram_read", threads, dram / threads, effort));
         limits.extend(Unit::ALL.into_iter().map(|unit| peak(unit, threads, effort)));
-        limits.extend(["amx_int8", "amx_bf16"].map(matrix_unit));
         limits.push(wake(threads, effort));
         Self { threads, limits }
     }
@@ -228,22 +227,13 @@ fn peak(unit: Unit, threads: usize, effort: Effort) -> Limit {
             name: unit.name(),
             unit: "Gop/s",
             best: None,
-            not_measured: Some("the processor has no such instructions"),
+            not_measured: Some("the processor has no such instructions, or the system does not grant them"),
             samples: Vec::new(),
         };
     }
     let rates =
         best_rate(threads, effort, &|| Box::new(move |rounds| unit.run(rounds * 64).unwrap_or_default()));
     limit(unit.name(), "Gop/s", rates)
-}
-
-fn matrix_unit(name: &'static str) -> Limit {
-    let why = if probe::has_matrix_units() {
-        "the processor has matrix units, but there is no loop for them"
-    } else {
-        "the processor has no matrix units"
-    };
-    Limit { name, unit: "Gop/s", best: None, not_measured: Some(why), samples: Vec::new() }
 }
 
 /// Nanoseconds from a call to the end of an empty job with one part for each thread.
@@ -323,7 +313,7 @@ mod tests {
     #[test]
     fn every_limit_is_a_positive_number_or_says_why_it_is_none() {
         for limits in one_and_all(Effort::SMALL) {
-            assert_eq!(limits.limits.len(), 4 + Unit::ALL.len() + 2 + 1);
+            assert_eq!(limits.limits.len(), 4 + Unit::ALL.len() + 1);
             for limit in &limits.limits {
                 let measured = limit.best.is_some_and(|best| best > 0.0 && best.is_finite());
                 assert!(measured != limit.not_measured.is_some(), "{limit:?}");

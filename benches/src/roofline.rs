@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::limits::{Caches, Limits};
 
 /// Units that may do a model's operations.
-const UNITS: [&str; 3] = ["f32_fma", "bf16_dot", "int8_dot"];
+const UNITS: [&str; 5] = ["f32_fma", "bf16_dot", "int8_dot", "amx_int8", "amx_bf16"];
 /// Bytes of a key's or value's element (bfloat16).
 const KV_BYTES: u64 = 2;
 

@@ -20,5 +20,6 @@ pub mod placement;
 pub mod scheduler;
 pub mod sequence;
 pub mod sizing;
+pub mod tiles;
 pub mod vocabulary;
 pub mod worker;

@@ -28,6 +28,7 @@ use pons_gpu_worker::placement;
 use pons_gpu_worker::scheduler::SchedulerConfig;
 use pons_gpu_worker::scheduler::budget::StepMeter;
 use pons_gpu_worker::sizing::{self, MOST_STEP_TOKENS, Sizes};
+use pons_gpu_worker::tiles;
 use pons_gpu_worker::vocabulary::LateGrammars;
 use pons_gpu_worker::worker::{Command, Inbox, Worker};
 use pons_protocol::PROTOCOL_VERSION;
@@ -45,6 +46,9 @@ const PARENT_CHECK: Duration = Duration::from_millis(200);
 fn main() -> ExitCode {
     // Asked first, so that a parent that dies while we start is noticed.
     let parent = rustix::process::getppid();
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == tiles::CHECK_ARGUMENT) {
+        return tiles::check();
+    }
     let settings = match Settings::resolve(Arguments::parse()) {
         Ok(settings) => settings,
         Err(error) => return refuse(&error.to_string()),
@@ -84,6 +88,7 @@ fn run(settings: &Settings, parent: Option<rustix::process::Pid>) -> anyhow::Res
     if settings.exit_with_parent {
         watch_parent(parent)?;
     }
+    tiles::settle();
     let clock = Clock::start();
     let began = Instant::now();
     let path = locate::locate(&settings.model)?;

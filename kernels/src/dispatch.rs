@@ -18,6 +18,9 @@ pub enum Isa {
     Avx512,
     /// AVX-512 with its 8-bit dot products (VNNI).
     Avx512Vnni,
+    /// The same, and the tiles of AMX for products of many rows with quantised weights. A process has it only after
+    /// [`crate::amx::trust`].
+    Amx,
 }
 
 /// Why a requested instruction set cannot be used.
@@ -25,13 +28,19 @@ pub enum Isa {
 pub enum IsaError {
     /// The name is none that we know.
     #[error(
-        "PONS_ISA is '{0}', which is no instruction set known here; use 'portable', 'avx2', 'avx512' or \
-         'avx512-vnni', or unset it"
+        "PONS_ISA is '{0}', which is no instruction set known here; use 'portable', 'avx2', 'avx512', \
+         'avx512-vnni' or 'amx', or unset it"
     )]
     Unknown(String),
     /// The processor lacks it.
     #[error("PONS_ISA asks for '{0}', which this processor lacks; use 'portable', or unset it")]
     Missing(&'static str),
+    /// Tiles are absent.
+    #[error("PONS_ISA asks for 'amx': {0}; use 'avx512-vnni', or unset it")]
+    NoTiles(#[from] crate::amx::Absent),
+    /// Tiles are there, but nobody has vouched for them in this process.
+    #[error("PONS_ISA asks for 'amx', whose check did not pass here; use 'avx512-vnni', or unset it")]
+    Untrusted,
 }
 
 impl Isa {
@@ -58,7 +67,14 @@ impl Isa {
         let Some(isa) = Isa::ALL.into_iter().find(|isa| isa.name() == name) else {
             return Err(IsaError::Unknown(name.to_owned()));
         };
-        if isa.is_there() { Ok(isa) } else { Err(IsaError::Missing(isa.name())) }
+        if isa.is_there() {
+            return Ok(isa);
+        }
+        if isa == Isa::Amx && Isa::Avx512Vnni.is_there() {
+            crate::amx::present()?;
+            return Err(IsaError::Untrusted);
+        }
+        Err(IsaError::Missing(isa.name()))
     }
 
     /// Its name, as `PONS_ISA` spells it.
@@ -68,6 +84,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Vnni => "avx512-vnni",
+            Isa::Amx => "amx",
         }
     }
 
@@ -76,7 +93,7 @@ impl Isa {
         Isa::ALL.into_iter().filter(|isa| isa.is_there()).collect()
     }
 
-    const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni];
+    const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni, Isa::Amx];
 
     fn best() -> Isa {
         Isa::usable().pop().unwrap_or(Isa::Portable)
@@ -88,6 +105,7 @@ impl Isa {
             Isa::Avx2 => found().avx2,
             Isa::Avx512 => found().avx512,
             Isa::Avx512Vnni => found().avx512 && found().vnni,
+            Isa::Amx => found().avx512 && found().vnni && crate::amx::usable(),
         }
     }
 
@@ -100,12 +118,18 @@ impl Isa {
 
     /// Whether AVX-512 code may run.
     pub(crate) fn runs_avx512(self) -> bool {
-        matches!(self, Isa::Avx512 | Isa::Avx512Vnni) && found().avx512
+        matches!(self, Isa::Avx512 | Isa::Avx512Vnni | Isa::Amx) && found().avx512
     }
 
     /// Whether AVX-512 code with 8-bit dot products may run.
     pub(crate) fn runs_vnni(self) -> bool {
-        self == Isa::Avx512Vnni && self.is_there()
+        matches!(self, Isa::Avx512Vnni | Isa::Amx) && found().avx512 && found().vnni
+    }
+
+    /// Whether products may use tiles.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn runs_amx(self) -> bool {
+        self == Isa::Amx && self.is_there()
     }
 }
 

@@ -6,8 +6,10 @@
 //!
 //! Each operation has three forms of the same name: [`scalar`] (the naive oracle that tests compare against),
 //! a portable one in plain Rust, and one for AVX-512. [`ops`] picks between the latter two by [`dispatch::Isa`].
+//! Products of many rows with quantised weights have a fourth, by the tiles of [`amx`].
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod compiled;

@@ -1,5 +1,6 @@
 //! Loops that do nothing but one thing, for measuring what the machine can do at most. The rule: a loop runs only
-//! where the processor has its instructions, and says how much work it did; whoever calls it holds the watch.
+//! where the processor has its instructions and the system grants them, and says how much work it did; whoever calls it
+//! holds the watch.
 #![allow(unsafe_code)]
 
 use std::hint::black_box;
@@ -13,11 +14,15 @@ pub enum Unit {
     Bf16Dot,
     /// Dot products of four 8-bit numbers, added up in 32 bits (`vpdpbusd`).
     Int8Dot,
+    /// The same by tiles, sixteen rows by sixteen columns at once (AMX, `tdpbsud`).
+    TileInt8,
+    /// Products of bfloat16 by tiles (`tdpbf16ps`).
+    TileBf16,
 }
 
 impl Unit {
     /// All of them.
-    pub const ALL: [Unit; 3] = [Unit::F32Fma, Unit::Bf16Dot, Unit::Int8Dot];
+    pub const ALL: [Unit; 5] = [Unit::F32Fma, Unit::Bf16Dot, Unit::Int8Dot, Unit::TileInt8, Unit::TileBf16];
 
     /// Its name in tables and records.
     pub fn name(self) -> &'static str {
@@ -25,6 +30,8 @@ impl Unit {
             Unit::F32Fma => "f32_fma",
             Unit::Bf16Dot => "bf16_dot",
             Unit::Int8Dot => "int8_dot",
+            Unit::TileInt8 => "amx_int8",
+            Unit::TileBf16 => "amx_bf16",
         }
     }
 
@@ -39,14 +46,6 @@ impl Unit {
             None
         }
     }
-}
-
-/// Whether the processor has matrix units for 8-bit numbers and bfloat16 (AMX). There is no loop for them here.
-pub fn has_matrix_units() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return vector::has_matrix_units();
-    #[cfg(not(target_arch = "x86_64"))]
-    false
 }
 
 /// Reads every number once, in order, and returns their exclusive or, so that no read can be left out.
@@ -64,6 +63,7 @@ mod vector {
     use std::arch::x86_64::*;
 
     use super::{Unit, black_box};
+    use crate::amx::peak;
 
     /// Independent chains: more than the units can have in flight, fewer than there are registers.
     const CHAINS: usize = 16;
@@ -87,14 +87,10 @@ mod vector {
                 unsafe { int8_dot(rounds) };
                 Some(sums * 64 * 2)
             }
+            Unit::TileInt8 => peak::int8(rounds),
+            Unit::TileBf16 => peak::bf16(rounds),
             _ => None,
         }
-    }
-
-    /// Bits 24 and 25 of `edx`: AMX-TILE and AMX-INT8 (Intel SDM, `CPUID` leaf 7).
-    pub(super) fn has_matrix_units() -> bool {
-        let wanted = (1 << 24) | (1 << 25);
-        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & wanted == wanted
     }
 
     #[target_feature(enable = "avx512f")]
@@ -194,6 +190,8 @@ mod tests {
                 assert_eq!(done, [None, None], "{unit:?} is there or it isn't");
             }
         }
+        let tiles = crate::amx::present().is_ok();
+        assert_eq!(Unit::TileInt8.run(1).is_some(), tiles, "tiles are measured where they are granted");
         if crate::Isa::usable().contains(&crate::Isa::Avx512) {
             assert!(Unit::F32Fma.run(1).is_some(), "every processor with AVX-512 multiplies and adds");
         }

@@ -14,7 +14,7 @@ use pons_benches::roofline::{self, STEPS, Step};
 use pons_checkpoint::{Checkpoint, locate};
 use pons_gpu_worker::executor::{LocalConfig, LocalExecutor, ModelExecutor, NewSequence, PlanItem, StepPlan};
 use pons_gpu_worker::kv::BLOCK_TOKENS;
-use pons_kernels::KvFormat;
+use pons_kernels::{KvFormat, amx};
 use pons_protocol::sampling::{SamplingParams, StopParams};
 use serde::Serialize;
 
@@ -173,6 +173,9 @@ fn main() -> anyhow::Result<()> {
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let limits = Limits::measure(threads, Effort::FULL);
     eprint!("{}", limits.table());
+    if let Err(reason) = amx::check_and_trust() {
+        eprintln!("tiles are not used: {reason}");
+    }
     let mut cases = Vec::new();
     for model in &arguments.models {
         let path = locate::locate(model)?;

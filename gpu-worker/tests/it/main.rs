@@ -7,5 +7,6 @@ mod golden;
 mod local;
 mod packed;
 mod reference;
+mod tiles;
 mod tiny;
 mod worker;

@@ -7,7 +7,7 @@ use super::source::widen_half;
 use crate::layout::quant::{GROUP, LANES, NEST, NEST_WORDS};
 
 /// Reads the numbers of a unit as unsigned bytes: four inputs of each of sixteen outputs.
-pub(super) trait Digits: Copy {
+pub(crate) trait Digits: Copy {
     /// Bytes of a unit.
     const UNIT: usize;
     /// Whether the numbers stay below 128, so that sums of two products fit sixteen bits.
@@ -22,15 +22,15 @@ pub(super) trait Digits: Copy {
 
 /// Four bits.
 #[derive(Clone, Copy)]
-pub(super) struct Fours;
+pub(crate) struct Fours;
 
 /// Six bits.
 #[derive(Clone, Copy)]
-pub(super) struct Sixes;
+pub(crate) struct Sixes;
 
 /// Eight bits.
 #[derive(Clone, Copy)]
-pub(super) struct Eights;
+pub(crate) struct Eights;
 
 /// # Safety
 /// The processor has AVX-512 F and BW; 64 bytes may be read.
@@ -92,7 +92,7 @@ impl Digits for Eights {
 }
 
 /// Reads the scales of units.
-pub(super) trait Scaler: Copy {
+pub(crate) trait Scaler: Copy {
     /// Groups that share an outer scale.
     const NEST: usize;
     /// Whether the halves of a group have scales of their own.
@@ -126,9 +126,9 @@ pub(super) trait Scaler: Copy {
 
 /// `w = d · (q − zero)`.
 #[derive(Clone, Copy)]
-pub(super) struct Centred {
-    pub(super) d: *const u16,
-    pub(super) zero_shift: u32,
+pub(crate) struct Centred {
+    pub(crate) d: *const u16,
+    pub(crate) zero_shift: u32,
 }
 
 impl Scaler for Centred {
@@ -164,8 +164,8 @@ impl Scaler for Centred {
 
 /// `w = d · q + m`.
 #[derive(Clone, Copy)]
-pub(super) struct Affine {
-    pub(super) dm: *const u16,
+pub(crate) struct Affine {
+    pub(crate) dm: *const u16,
 }
 
 impl Scaler for Affine {
@@ -204,14 +204,14 @@ impl Scaler for Affine {
 
 /// `w = (d · s) · q − m · t`.
 #[derive(Clone, Copy)]
-pub(super) struct NestedAffine {
-    pub(super) dm: *const u16,
-    pub(super) st: *const u32,
+pub(crate) struct NestedAffine {
+    pub(crate) dm: *const u16,
+    pub(crate) st: *const u32,
 }
 
 /// Outer scales, minima (negated) and the words of one nest.
 #[derive(Clone, Copy)]
-pub(super) struct AffineNest {
+pub(crate) struct AffineNest {
     d: __m512,
     m: __m512,
     words: [__m512i; NEST_WORDS],
@@ -278,10 +278,10 @@ impl Scaler for NestedAffine {
 
 /// `w = (d · s) · (q − zero)`.
 #[derive(Clone, Copy)]
-pub(super) struct NestedCentred {
-    pub(super) d: *const u16,
-    pub(super) s: *const u8,
-    pub(super) zero_shift: u32,
+pub(crate) struct NestedCentred {
+    pub(crate) d: *const u16,
+    pub(crate) s: *const u8,
+    pub(crate) zero_shift: u32,
 }
 
 impl Scaler for NestedCentred {

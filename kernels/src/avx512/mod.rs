@@ -3,9 +3,9 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod attention;
-mod digits;
+pub(crate) mod digits;
 mod matmul;
-mod outputs;
+pub(crate) mod outputs;
 mod panel;
 mod quantise;
 mod quantised;

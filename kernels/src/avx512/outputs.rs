@@ -7,7 +7,7 @@ use crate::layout::quant::LANES;
 
 /// Which of the sixteen outputs from `first` on exist, of `n`.
 #[inline]
-pub(super) fn lanes(n: usize, first: usize) -> __mmask16 {
+pub(crate) fn lanes(n: usize, first: usize) -> __mmask16 {
     ((1_u32 << n.saturating_sub(first).min(LANES)) - 1) as __mmask16
 }
 
@@ -17,7 +17,7 @@ pub(super) fn lanes(n: usize, first: usize) -> __mmask16 {
 /// The processor has AVX-512 F; the outputs that `mask` names may be read and written, by nobody else meanwhile.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn put(out: *mut f32, mask: __mmask16, mut sum: __m512, add: bool) {
+pub(crate) unsafe fn put(out: *mut f32, mask: __mmask16, mut sum: __m512, add: bool) {
     // SAFETY: the caller's duty.
     unsafe {
         if add {

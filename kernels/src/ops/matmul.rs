@@ -193,6 +193,10 @@ impl Product<'_> {
         match &self.w.store {
             Store::Quants(w) => {
                 #[cfg(target_arch = "x86_64")]
+                if isa.runs_amx() && crate::amx::quantised_tile(self, w, tile, out) {
+                    return;
+                }
+                #[cfg(target_arch = "x86_64")]
                 if isa.runs_avx512() {
                     crate::avx512::quantised_tile(self, w, tile, out, isa.runs_vnni());
                     return;

@@ -1,5 +1,6 @@
 //! Every operation against its oracle, and the bit-for-bit promises that sampling rests on.
 
+mod amx;
 mod attention;
 mod bits;
 mod elementwise;
