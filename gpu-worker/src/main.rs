@@ -31,6 +31,7 @@ use pons_gpu_worker::sizing::{self, MOST_STEP_TOKENS, Sizes};
 use pons_gpu_worker::tiles;
 use pons_gpu_worker::vocabulary::LateGrammars;
 use pons_gpu_worker::worker::{Command, Inbox, Worker};
+use pons_kernels::Isa;
 use pons_protocol::PROTOCOL_VERSION;
 use pons_protocol::inference::BrainHello;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -148,7 +149,9 @@ fn calibration(
     grammars: &LateGrammars,
 ) -> anyhow::Result<Option<Calibration>> {
     let began = Instant::now();
-    let key = store::Key::new(path, executor.fingerprint(), checkpoint.size_bytes(), settings.threads);
+    // What is measured depends on the instructions too where they give the same bits.
+    let fingerprint = format!("{}-{}", executor.fingerprint(), Isa::detect().name());
+    let key = store::Key::new(path, &fingerprint, checkpoint.size_bytes(), settings.threads);
     let dir = settings.calibration_dir.as_deref();
     if let Some(kept) = dir.and_then(|dir| store::load(dir, &key)) {
         tracing::info!("the device was measured before; that measurement is used");

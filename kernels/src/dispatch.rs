@@ -88,6 +88,17 @@ impl Isa {
         }
     }
 
+    /// Names the arithmetic: two processes give the same bits if this is the same in both. Tiles give the bits of
+    /// AVX-512's dot products; attention's depend on whether the processor multiplies bfloat16.
+    pub fn arithmetic(self) -> &'static str {
+        match (self, self.runs_bf16()) {
+            (Isa::Avx512, true) => "avx512-bf16",
+            (Isa::Avx512Vnni | Isa::Amx, true) => "avx512-vnni-bf16",
+            (Isa::Amx, false) => Isa::Avx512Vnni.name(),
+            _ => self.name(),
+        }
+    }
+
     /// Every set that this machine can run, the best last; for tests and benches too.
     pub fn usable() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_there()).collect()
@@ -126,6 +137,11 @@ impl Isa {
         matches!(self, Isa::Avx512Vnni | Isa::Amx) && found().avx512 && found().vnni
     }
 
+    /// Whether AVX-512 code that multiplies pairs of bfloat16 may run.
+    pub(crate) fn runs_bf16(self) -> bool {
+        self.runs_avx512() && found().bf16
+    }
+
     /// Whether products may use tiles.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn runs_amx(self) -> bool {
@@ -139,6 +155,7 @@ struct Found {
     avx2: bool,
     avx512: bool,
     vnni: bool,
+    bf16: bool,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -151,13 +168,14 @@ fn found() -> Found {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512dq");
-        Found { avx2, avx512, vnni: is_x86_feature_detected!("avx512vnni") }
+        let (vnni, bf16) = (is_x86_feature_detected!("avx512vnni"), is_x86_feature_detected!("avx512bf16"));
+        Found { avx2, avx512, vnni, bf16 }
     })
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn found() -> Found {
-    Found { avx2: false, avx512: false, vnni: false }
+    Found { avx2: false, avx512: false, vnni: false, bf16: false }
 }
 
 #[cfg(test)]
@@ -181,6 +199,7 @@ mod tests {
         assert_eq!(Isa::Avx512.runs_avx512(), found().avx512);
         assert!(!Isa::Portable.runs_avx512() && !Isa::Portable.runs_avx2() && !Isa::Avx512.runs_vnni());
         assert_eq!(Isa::usable()[0], Isa::Portable);
+        assert_eq!(Isa::Amx.arithmetic(), Isa::Avx512Vnni.arithmetic());
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl LocalExecutor<CpuBackend> {
             vocab_size: shape.vocab_size as u32,
         };
         let stored = if config.kv_format == KvFormat::Int8 { "-kv8" } else { "" };
-        let fingerprint = format!("{}-{}{stored}", checkpoint.fingerprint(), isa.name());
+        let fingerprint = format!("{}-{}{stored}", checkpoint.fingerprint(), isa.arithmetic());
         Ok(Self::new(Transformer::new(backend, shape, weights), pool, limits, fingerprint))
     }
 }

@@ -1,6 +1,8 @@
 //! Whether tiles compute what the manual says, and products over them what AVX-512 does. The rule: every form of
 //! weights, both precisions, whole blocks and rests; and the first number that differs fails the check.
 
+use std::time::Instant;
+
 use super::emulated::Emulated;
 use super::hardware::Hardware;
 use super::quantised::{self, config};
@@ -19,6 +21,12 @@ const ROWS: [usize; 4] = [3, 16, 37, 200];
 /// Outputs and inputs that are checked: neither strips, nests nor groups are full.
 const OUTPUTS: usize = 50;
 const COLS: usize = 300;
+
+/// Rows, outputs and inputs of the product that is timed.
+const RACE: (usize, usize, usize) = (96, 256, 1024);
+
+/// Times it is timed.
+const RACES: usize = 5;
 
 /// Numbers that look random (splitmix64).
 pub(super) struct Numbers(pub(super) u64);
@@ -84,6 +92,32 @@ impl Case {
             row.t.iter_mut().for_each(|t| *t = small());
         };
         Matrix::from_quantised(self.outputs, self.cols, self.form, &mut fill).with_precision(self.precision)
+    }
+
+    /// The least seconds of five products of all rows over tiles, and by AVX-512, which must be there.
+    fn race<T: Tiles>(&self, own: &mut T) -> Result<[f64; 2], CheckError> {
+        if !Isa::Avx512.runs_avx512() {
+            return Err(CheckError::NoAvx512);
+        }
+        let (w, m) = (self.weights(), self.x.len() / self.cols);
+        let Store::Quants(quants) = &w.store else { unreachable!("the weights were made of whole numbers") };
+        let mut x = Activations::from(self.x.clone());
+        x.quantise(&Pool::new(1), Isa::Avx512, self.cols, self.precision);
+        let product = Product { x: x.values(), quantised: x.quantised(), w: &w, bias: None, add: false };
+        let tile = ProductTile { rows: 0..m, strips: 0..w.strips() };
+        let mut out = vec![0.0; m * self.outputs];
+        let vnni = Isa::Avx512Vnni.runs_vnni();
+        let mut least = [f64::INFINITY; 2];
+        for _ in 0..RACES {
+            let began = Instant::now();
+            // SAFETY: AVX-512 was found above, and nobody else has these outputs.
+            unsafe { quantised::quantised_tile(own, &product, quants, &tile, Share::new(&mut out)) };
+            least[0] = least[0].min(began.elapsed().as_secs_f64());
+            let began = Instant::now();
+            crate::avx512::quantised_tile(&product, quants, &tile, Share::new(&mut out), vnni);
+            least[1] = least[1].min(began.elapsed().as_secs_f64());
+        }
+        Ok(least)
     }
 
     /// Computes the product of rows `rows` over tiles and by AVX-512, which must be there.
@@ -181,6 +215,22 @@ pub(super) fn products<T: Tiles>(tiles: &mut T) -> Result<(), CheckError> {
     Ok(())
 }
 
+/// Whether tiles are faster at a product as a prompt has it; they give the same numbers, so nothing else speaks for
+/// them.
+pub(super) fn faster<T: Tiles>(own: &mut T) -> Result<(), CheckError> {
+    let (m, outputs, cols) = RACE;
+    for precision in [Precision::Eight, Precision::Fifteen] {
+        let form = Form { width: Width::Four, scaling: Scaling::Affine };
+        let x = Numbers(5).units(m * cols);
+        let case = Case { form, precision, outputs, cols, x, bias: false, add: false, seed: 5 };
+        let [tiles_s, avx512_s] = case.race(own)?;
+        if tiles_s >= avx512_s {
+            return Err(CheckError::Slow { precision, tiles_us: tiles_s * 1e6, avx512_us: avx512_s * 1e6 });
+        }
+    }
+    Ok(())
+}
+
 /// Checks the processor's tiles on this thread and on another one.
 pub(super) fn hardware() -> Result<(), CheckError> {
     present()?;
@@ -192,5 +242,6 @@ pub(super) fn hardware() -> Result<(), CheckError> {
 fn on_this_thread() -> Result<(), CheckError> {
     let mut own = Hardware::here().ok_or(CheckError::Thread)?;
     tiles(&mut own)?;
-    products(&mut own)
+    products(&mut own)?;
+    faster(&mut own)
 }

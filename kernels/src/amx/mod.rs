@@ -76,6 +76,16 @@ pub enum CheckError {
         /// What the emulation gave.
         wanted: i32,
     },
+    /// Tiles are right but no faster.
+    #[error("tiles take {tiles_us:.0} us where AVX-512 takes {avx512_us:.0} ({precision:?} bits)")]
+    Slow {
+        /// The activations' precision.
+        precision: crate::Precision,
+        /// By tiles.
+        tiles_us: f64,
+        /// By AVX-512.
+        avx512_us: f64,
+    },
     /// A product over tiles and the one by AVX-512 differ.
     #[error(
         "output {output} of row {row} of {rows} is {found} by tiles and {wanted} by AVX-512 ({form} weights, \

@@ -14,10 +14,10 @@ mod kernel;
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
-use std::sync::OnceLock;
 
 use kernel::{ABREAST, BROAD, Dot, LANES, Native, Values, Widened};
 
+use crate::Isa;
 use crate::kv::{BLOCK, HeadBlock, key_len, padded, value_len};
 use crate::layout::aligned::Aligned;
 use crate::ops::{AttentionTile, SEGMENT, SEGMENT_BLOCKS, Scene, Share};
@@ -70,12 +70,6 @@ grown!(u16, u32, f32);
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
-
-/// Whether the processor multiplies pairs of bfloat16.
-fn has_pairs() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| is_x86_feature_detected!("avx512bf16"))
 }
 
 /// Computes the outputs of one tile.
@@ -191,8 +185,8 @@ fn run_segment(
     scratch: &mut Scratch,
     partial: &mut [f32],
 ) {
-    if has_pairs() {
-        // SAFETY: `Isa` has found most features before it chose this module, and `has_pairs` the last.
+    if Isa::Avx512.runs_bf16() {
+        // SAFETY: `Isa` has found most features before it chose this module, and this the last.
         unsafe { native(scene, tile, segment, scratch, partial) }
     } else {
         // SAFETY: `Isa` has found the features before it chose this module.
